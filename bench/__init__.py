@@ -1,0 +1,1 @@
+"""Room bench: the proof, what a recipe achieves. Imports from recipes and images."""

@@ -1,0 +1,258 @@
+"""Room bench: from a plan to a sealed run: boots × windows, whatever happens on the way is recorded."""
+
+import gzip
+import platform
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import httpx
+
+from bench.counters import read_counters
+from bench.load import run_window, save_window, warm_up
+from bench.prompts import as_jsonl, digest, load_tokenizer, make_prompts, window_seed
+from bench.runfolder import SCHEMA, dump_json, new_run, seal, window_folder, write_recipe, write_text
+from images.console import stage
+from images.engine import Engine
+from images.errors import EngineProblem, Problem
+from images.index import cache_root
+from recipes.load import Loaded
+from recipes.model_files import observed_files
+from recipes.rules import TABLE_VERSION
+from recipes.run.process import Server, serve
+from recipes.run.supervised import interrupts_held
+from recipes.spec import ServingSpec
+
+WARM_UP_WAVES = 2
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything a run needs, gathered before anything is started. `url`: a server someone else runs."""
+
+    loaded: Loaded
+    engine: Engine
+    spec: ServingSpec
+    machine: dict
+    url: str | None = None
+
+
+@dataclass(frozen=True)
+class Target:
+    """A server to be measured: one of ours, or one at a URL of which we know less."""
+
+    url: str
+    model: str
+    alive: Callable[[], bool]
+
+
+class Recorder:
+    """Collects the manifest of a run while it happens."""
+
+    def __init__(self, plan: Plan, run: Path) -> None:
+        """Start the record."""
+        load = plan.loaded.recipe.benchmark
+        self.stage = "preparing"
+        self.prompt_digests: dict[str, str] = {}
+        self.manifest = {
+            "schema": SCHEMA,
+            "run": run.name,
+            "recipe": plan.loaded.recipe.id,
+            "started": _now(),
+            "planned_windows": load.boots * load.windows,
+            "engine": {
+                "name": plan.engine.name,
+                "version": plan.engine.version,
+                "identity": plan.engine.identity,
+                "python": platform.python_version(),
+                "answered": [],
+            },
+            "model": {"files": observed_files(plan.loaded)},
+            "rules": TABLE_VERSION,
+            "seed": load.seed,
+            "url": plan.url,
+            "boots": [],
+            "failure": None,
+        }
+
+    def failed(self, cause: str) -> None:
+        """Record what ended the run, and in which stage."""
+        self.manifest["failure"] = {"stage": self.stage, "cause": cause}
+
+
+def measure(plan: Plan, root: Path) -> Path:
+    """Make a run and return its folder, sealed: complete, or with the failure that ended it recorded.
+
+    A fault of the engine, a full disk, Ctrl-C and SIGTERM all end here. Whatever was started is gone.
+    """
+    run = new_run(plan.loaded.recipe, root)
+    recorder = Recorder(plan, run)
+    try:
+        write_recipe(run, plan.loaded.recipe)
+        write_text(run / "machine.json", dump_json({**plan.machine, **_not_measured()}))
+        _boots(plan, run, recorder)
+    except KeyboardInterrupt:
+        recorder.failed("interrupted")
+    except Problem as problem:
+        recorder.failed(anonymous(str(problem), plan))
+    except OSError as error:
+        recorder.failed(anonymous(f"{error.strerror}: {error.filename}", plan))
+    with interrupts_held():
+        recorder.manifest["finished"] = _now()
+        write_text(run / "manifest.json", dump_json(recorder.manifest))
+        lines = [f"{value}  {name}\n" for name, value in sorted(recorder.prompt_digests.items())]
+        write_text(run / "prompts.sha256", "".join(lines))
+        seal(run)
+    return run
+
+
+def _not_measured() -> dict:
+    why = "not measured by this version"
+    return {
+        "noise_floor": None,
+        "client_ceiling": None,
+        "reasons": {"noise_floor": why, "client_ceiling": why},
+    }
+
+
+def _boots(plan: Plan, run: Path, recorder: Recorder) -> None:
+    load = plan.loaded.recipe.benchmark
+    for boot in range(1, load.boots + 1):
+        recorder.stage = f"boot {boot}"
+        with _target(plan, run / "boots" / str(boot), boot, recorder) as target:
+            _measure_boot(plan, run, boot, target, recorder)
+
+
+@contextmanager
+def _target(plan: Plan, folder: Path, boot: int, recorder: Recorder) -> Iterator[Target]:
+    folder.mkdir(parents=True)
+    if plan.url is not None:
+        yield Target(plan.url, plan.spec.served_name, lambda: True)
+        return
+    log = folder / "server.log"
+    try:
+        with ExitStack() as stack:
+            with stage(f"boot {boot}: starting the engine") as update:
+                server = stack.enter_context(
+                    serve(plan.spec, plan.engine, log, lambda status: update(status))
+                )
+            _record_boot(plan, folder, boot, server, recorder)
+            yield Target(server.url, server.served_name, server.alive)
+    finally:
+        if log.exists():
+            with interrupts_held():
+                text = anonymous(log.read_text(errors="replace"), plan)
+                (folder / "server.log.gz").write_bytes(gzip.compress(text.encode(), mtime=0))
+                log.unlink()
+
+
+def anonymous(text: str, plan: Plan) -> str:
+    """Write this machine's folders by name, so that a published run tells nothing of anybody's disk."""
+    names = {
+        str(plan.spec.model_path): "{model}",
+        str(plan.engine.python.parent.parent): "{engine}",
+        str(REPOSITORY): "{repository}",
+        str(cache_root()): "{cache}",
+        str(Path.home()): "{home}",
+    }
+    for path, name in names.items():
+        if len(path) > 1:
+            text = text.replace(path, name)
+    return text
+
+
+def _record_boot(plan: Plan, folder: Path, boot: int, server: Server, recorder: Recorder) -> None:
+    rendered = [*plan.engine.command(), *plan.spec.argv]
+    argv = {"rendered": rendered, "live": server.argv}
+    write_text(
+        folder / "argv.json", dump_json({key: [anonymous(a, plan) for a in argv[key]] for key in argv})
+    )
+    live_env = {name: server.env.get(name) for name in plan.spec.env}
+    write_text(folder / "env.json", dump_json({"rendered": plan.spec.env, "live": live_env}))
+    recorder.manifest["boots"].append({"boot": boot, "boot_s": round(server.boot_s, 1)})
+
+
+def _measure_boot(plan: Plan, run: Path, boot: int, target: Target, recorder: Recorder) -> None:
+    recipe = plan.loaded.recipe
+    load = recipe.benchmark
+    recorder.manifest["engine"]["answered"].append(engine_version(target.url))
+    tokenizer = load_tokenizer(plan.spec.model_path)
+    recorder.stage = f"boot {boot} warm-up"
+    count = WARM_UP_WAVES * load.concurrency
+    prompts = make_prompts(load, tokenizer, window_seed(load.seed, boot, 0), count)
+    with stage(f"boot {boot}: warming up with {count} requests"):
+        warm_up(target.url, target.model, load, prompts, target.alive)
+    for window in range(1, load.windows + 1):
+        recorder.stage = f"boot {boot} window {window}"
+        prompts = make_prompts(load, tokenizer, window_seed(load.seed, boot, window), load.prompts)
+        name = f"boots/{boot}/w{window}"
+        recorder.prompt_digests[name] = digest(as_jsonl(prompts, load.output_len))
+        _measure_window(
+            plan, window_folder(run, boot, window), f"boot {boot}: window {window}", target, prompts
+        )
+
+
+def _measure_window(plan: Plan, folder: Path, title: str, target: Target, prompts: list[str]) -> None:
+    load = plan.loaded.recipe.benchmark
+    before = read_counters(target.url)
+    started = time.monotonic()
+    said = f"{title}, {load.prompts} requests of {load.input_len}+{load.output_len} tokens, {load.concurrency} streams"
+    with stage(said) as update:
+        arrays = run_window(
+            plan.engine,
+            target.url,
+            target.model,
+            plan.spec.model_path,
+            load,
+            prompts,
+            target.alive,
+            progress=lambda done, total: update(f"{done}/{total} requests", done, total),
+        )
+    save_window(folder, arrays)
+    after = read_counters(target.url)
+    clock = {"started_monotonic_s": round(started, 3), "ended_monotonic_s": round(time.monotonic(), 3)}
+    write_text(folder / "counters.json", dump_json({"before": before, "after": after, "clock": clock}))
+
+
+def engine_version(url: str) -> str:
+    """What the engine answers on /version; 'unknown' when it doesn't say."""
+    try:
+        return str(httpx.get(f"{url}/version", timeout=10, trust_env=False).json()["version"])
+    except (httpx.HTTPError, ValueError, KeyError, TypeError):
+        return "unknown"
+
+
+def require_model(plan: Plan) -> None:
+    """Refuse a server at `plan.url` that doesn't answer, or doesn't serve the recipe's model name.
+
+    Raises Problem saying what answered instead.
+    """
+    url, wanted = plan.url, plan.spec.served_name
+    try:
+        answer = httpx.get(f"{url}/v1/models", timeout=10, trust_env=False)
+        served = [model["id"] for model in answer.json()["data"]]
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError) as error:
+        raise EngineProblem(
+            f"no vLLM server answers at {url}: {error}. Start one, or check --url."
+        ) from error
+    if wanted not in served:
+        raise EngineProblem(
+            f"the server at {url} serves {', '.join(served) or 'nothing'}, the recipe wants {wanted!r}"
+        )
+
+
+def with_repeats(loaded: Loaded, boots: int | None, windows: int | None) -> Loaded:
+    """The same recipe with another number of boots or windows; the run's recipe.yaml shows it."""
+    update = {key: value for key, value in (("boots", boots), ("windows", windows)) if value}
+    benchmark = type(loaded.recipe.benchmark).model_validate(
+        {**loaded.recipe.benchmark.model_dump(), **update}
+    )
+    return replace(loaded, recipe=loaded.recipe.model_copy(update={"benchmark": benchmark}))
+
+
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,1 @@
+"""Room bench: how a verdict is shown."""

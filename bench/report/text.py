@@ -1,0 +1,142 @@
+"""Room bench: a verdict in a terminal, in plain words: what was confirmed and what was not."""
+
+from rich.console import Console
+from rich.text import Text
+
+from images.console import table
+
+COLOURS = {
+    "REPRODUCED": "bold green",
+    "MEASURED": "bold green",
+    "NOT_REPRODUCED": "bold red",
+    "INVALID": "bold red",
+    "INCONCLUSIVE": "bold yellow",
+    "NOT_COMPARABLE": "bold yellow",
+    "EXCEEDED": "bold magenta",
+}
+MEANINGS = {
+    "REPRODUCED": "every judged claim holds on this machine",
+    "MEASURED": "nothing was claimed; the figures are this machine's own",
+    "NOT_REPRODUCED": "a judged claim does not hold on this machine",
+    "INVALID": "the run proves nothing; no figure may be taken from it",
+    "INCONCLUSIVE": "the evidence does not decide",
+    "NOT_COMPARABLE": "the claim is about another machine, model or engine",
+    "EXCEEDED": "better than claimed: a finding to explain, not a pass",
+}
+UNITS = {"output_tok_s": "output tok/s", "acceptance_length": "tokens a step", "exact_match": "share exact"}
+
+
+def print_verdict(verdict: dict, console: Console) -> None:
+    """Print a verdict.json for a person."""
+    state = verdict["state"]
+    console.print()
+    console.print(
+        Text(state, style=COLOURS[state]), f"{verdict['recipe']} on {verdict['machine']}: {MEANINGS[state]}."
+    )
+    _print_voids(verdict, console)
+    _print_claims(verdict, console)
+    _print_figures(verdict, console)
+    _print_guards(verdict, console)
+
+
+def _print_voids(verdict: dict, console: Console) -> None:
+    for guard in verdict["guards"]:
+        if guard["ok"] is False:
+            note = f" (waived: {guard['waived']})" if guard["waived"] else ""
+            line = f"  ✘ {guard['id']}: found {_number(guard['observed'])}, wanted {_number(guard['limit'])}"
+            console.print(f"{line} {guard['unit']}{note}".rstrip(), markup=False)
+
+
+def _print_claims(verdict: dict, console: Console) -> None:
+    rows = [
+        (
+            Text(claim["state"], style=COLOURS[claim["state"]]),
+            claim["id"],
+            f"{claim['published']:g} ± {claim['tolerance']:g} ({claim['status']})",
+            "–" if claim["measured"] is None else f"{claim['measured']:.5g}",
+            claim["reason"],
+        )
+        for claim in verdict["claims"]
+    ]
+    if rows:
+        console.print()
+        console.print(table("Claims", ("state", "claim", "published", "measured", "why"), rows))
+
+
+def _print_figures(verdict: dict, console: Console) -> None:
+    if verdict["state"] == "INVALID":
+        return
+    rates = verdict["output_tok_s"]
+    interval = verdict["ci95"]
+    spread = (
+        f"95% interval {interval[0]:,.0f} to {interval[1]:,.0f}" if interval else verdict["reasons"]["ci95"]
+    )
+    rows = [("whole run", f"{rates['whole']:,.0f} output tok/s", spread)]
+    steady = "–" if rates["steady"] is None else f"{rates['steady']:,.0f} output tok/s"
+    rows.append(
+        (
+            "steady state",
+            steady,
+            verdict["reasons"].get("output_tok_s.steady", "while ≥ 98% of the streams ran"),
+        )
+    )
+    rows.append(
+        ("C × OSL / mean E2E", f"{rates['little']:,.0f} output tok/s", "needs no arrays: a cross-check")
+    )
+    if verdict["acceptance_length"] is not None:
+        rows.append(
+            (
+                "acceptance length",
+                f"{verdict['acceptance_length']:.3f}",
+                "tokens a step, from the server's counters",
+            )
+        )
+    console.print()
+    console.print(table("Figures (status: measured)", ("", "", ""), rows))
+    latency = verdict["latency_ms"]
+    columns = ("latency, ms", "p50", "p90", "p95", "p99", "requests")
+    lines = [
+        (
+            name.upper(),
+            *(_milliseconds(latency[name][p]) for p in ("p50", "p90", "p95", "p99")),
+            str(latency[name]["n"]),
+        )
+        for name in ("ttft", "tpot", "e2e")
+    ]
+    console.print()
+    console.print(table("", columns, lines))
+
+
+def _print_guards(verdict: dict, console: Console) -> None:
+    good = [guard["id"] for guard in verdict["guards"] if guard["ok"] is True]
+    blind = [guard["id"] for guard in verdict["guards"] if guard["ok"] is None]
+    console.print()
+    console.print(f"Guards passed: {len(good)} of {len(verdict['guards'])} ({', '.join(good)})", markup=False)
+    if blind:
+        console.print(f"Guards that cannot check here: {', '.join(blind)}", markup=False)
+    confirmed = [_claim_words(claim) for claim in verdict["claims"] if claim["state"] == "REPRODUCED"]
+    open_claims = [_claim_words(claim) for claim in verdict["claims"] if claim["state"] != "REPRODUCED"]
+    if verdict["state"] == "INVALID":
+        return
+    console.print(f"Confirmed: {'; '.join(confirmed) or 'no claim'}.", markup=False)
+    if open_claims:
+        console.print(f"Not confirmed: {'; '.join(open_claims)}.", markup=False)
+    if not any(claim["metric"] == "output_tok_s" for claim in verdict["claims"]):
+        console.print(
+            "Throughput: measured here, nobody claimed a figure for this recipe and machine.", markup=False
+        )
+
+
+def _claim_words(claim: dict) -> str:
+    unit = UNITS.get(claim["metric"], claim["metric"])
+    return f"{claim['id']} ({claim['published']:g} {unit})"
+
+
+def _number(value: object) -> str:
+    if value is None:
+        return "nothing"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _milliseconds(value: float | None) -> str:
+    return "–" if value is None else f"{value:,.1f}"

@@ -1,0 +1,135 @@
+"""Room bench: a run as a folder: written once, sealed with SHA256SUMS, read back and checked."""
+
+import json
+import os
+import secrets
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from images.errors import RunProblem
+from images.yaml_source import read_yaml
+from recipes.load import as_data
+from recipes.model_files import sha256
+from recipes.schema import Recipe
+
+SEAL = "SHA256SUMS"
+DERIVED = frozenset({"verdict.json", "report.html", SEAL})
+RUNS = Path(".runs")
+SCHEMA = 1
+
+
+def dump_json(value: Any) -> str:
+    """JSON the same way everywhere: sorted keys, a newline at the end, no NaN."""
+    return json.dumps(value, indent=2, sort_keys=True, allow_nan=False) + "\n"
+
+
+def write_text(file: Path, text: str) -> None:
+    """Write a file whole or not at all."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    partial = file.with_name(file.name + ".partial")
+    with partial.open("w", encoding="utf-8") as sink:
+        sink.write(text)
+        sink.flush()
+        os.fsync(sink.fileno())
+    partial.replace(file)
+
+
+def new_run(recipe: Recipe, root: Path) -> Path:
+    """Make the folder of a new run: <root>/<utc>-<family>-<rung>-<6 hex>."""
+    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+    run = root / f"{stamp}-{recipe.id.replace('/', '-')}-{secrets.token_hex(3)}"
+    try:
+        run.mkdir(parents=True)
+    except OSError as error:
+        raise RunProblem(f"can't make the run's folder {run}: {error.strerror}") from error
+    return run
+
+
+def write_recipe(run: Path, recipe: Recipe) -> None:
+    """Store the resolved recipe and its claims."""
+    data = as_data(recipe)
+    write_text(run / "recipe.yaml", yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=110))
+    write_text(run / "claims.json", dump_json(data["claims"]))
+
+
+def window_folder(run: Path, boot: int, window: int) -> Path:
+    """The folder of a window, counted from 1."""
+    return run / "boots" / str(boot) / f"w{window}"
+
+
+def files_of(run: Path) -> list[Path]:
+    """Every file that the seal covers, sorted by its path below the run."""
+    files = (path for path in run.rglob("*") if path.is_file() or path.is_symlink())
+    kept = [
+        path
+        for path in files
+        if str(path.relative_to(run)) not in DERIVED and not path.name.endswith(".partial")
+    ]
+    return sorted(kept, key=lambda path: path.relative_to(run).as_posix())
+
+
+def seal(run: Path) -> None:
+    """Write SHA256SUMS over everything measured. The run is immutable from here."""
+    lines = [f"{sha256(path)}  {path.relative_to(run).as_posix()}\n" for path in files_of(run)]
+    write_text(run / SEAL, "".join(lines))
+
+
+def seal_faults(run: Path) -> list[str]:
+    """What differs from the seal: changed, missing or added files; ['not sealed'] without one."""
+    file = run / SEAL
+    if not file.exists():
+        return ["not sealed"]
+    sealed = {}
+    for line in file.read_text(errors="replace").splitlines():
+        digest, _, name = line.partition("  ")
+        sealed[name] = digest
+    present = {path.relative_to(run).as_posix(): path for path in files_of(run)}
+    faults = [f"{name} is missing" for name in sealed.keys() - present.keys()]
+    faults += [f"{name} was added" for name in present.keys() - sealed.keys()]
+    common = sealed.keys() & present.keys()
+    faults += [
+        f"{name} was changed"
+        for name in common
+        if present[name].is_symlink() or sha256(present[name]) != sealed[name]
+    ]
+    return sorted(faults)
+
+
+def read_json(file: Path) -> Any:
+    """Read a JSON file of a run.
+
+    Raises RunProblem naming the file and what is wrong with it.
+    """
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise RunProblem(f"{file}: can't be read: {error.strerror}") from error
+    except ValueError as error:
+        raise RunProblem(f"{file}: not valid JSON: {error}") from error
+
+
+def read_recipe(run: Path) -> Recipe:
+    """Read the resolved recipe of a run.
+
+    Raises RunProblem when the folder is no run, UsageProblem when its recipe is of another schema.
+    """
+    from recipes.load import validate
+
+    file = run / "recipe.yaml"
+    if not file.is_file():
+        raise RunProblem(f"{run} is no run folder: it has no recipe.yaml. Runs are below {RUNS}/ or results/")
+    document = read_yaml(file)
+    return validate(Recipe, document.data, document.marks)
+
+
+def windows_of(run: Path) -> list[tuple[int, int, Path]]:
+    """The windows that were finished, as (boot, window, folder), in order."""
+    found = []
+    for file in run.glob("boots/*/w*/client.npz"):
+        boot, window = file.parent.parent.name, file.parent.name.removeprefix("w")
+        if boot.isdigit() and window.isdigit():
+            found.append((int(boot), int(window), file.parent))
+    return sorted(found)

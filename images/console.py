@@ -1,0 +1,65 @@
+"""Room images: how the project speaks. Results go to stdout, progress and notes to stderr."""
+
+import shlex
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+
+def out() -> Console:
+    """The console for results. Wide when piped, so that scripts see whole lines."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=160)
+
+
+def err() -> Console:
+    """The console for progress and notes."""
+    console = Console(stderr=True, highlight=False)
+    return console if console.is_terminal else Console(stderr=True, highlight=False, width=160)
+
+
+def note(message: str) -> None:
+    """Print one line of progress."""
+    err().print(message, markup=False)
+
+
+def echo_command(argv: Sequence[str]) -> None:
+    """Show an external command, shell-quoted, before it runs."""
+    err().print(f"$ {shlex.join(argv)}", style="dim", markup=False, soft_wrap=True)
+
+
+def table(title: str, columns: Iterable[str], rows: Iterable[Sequence[str]]) -> Table:
+    """Build the one kind of table used everywhere."""
+    grid = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        grid.add_column(column, overflow="fold")
+    for row in rows:
+        grid.add_row(*row)
+    return grid
+
+
+@contextmanager
+def stage(description: str) -> Iterator[Callable[..., None]]:
+    """Show one stage of work that takes longer than a moment, and how long it took.
+
+    Yields `update(status="", done=None, total=None)`. On a terminal that moves a spinner or a bar;
+    elsewhere only the stage's beginning and end are printed.
+    """
+    started = time.monotonic()
+    console = err()
+    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(bar_width=30))
+    columns += (TextColumn("{task.fields[status]}", markup=False), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as display:
+        if not console.is_terminal:
+            note(f"{description} …")
+        task = display.add_task(description, total=None, status="")
+
+        def update(status: str = "", done: float | None = None, total: float | None = None) -> None:
+            display.update(task, status=status, completed=done, total=total)
+
+        yield update
+    note(f"{description}: {time.monotonic() - started:.0f} s")

@@ -1,0 +1,198 @@
+"""Room images: an engine as a Python environment in the user's cache, for hosts without Docker.
+
+The environment's folder is named by the hash of everything that decides its content. A marker is
+written into it last, so an interrupted build is never used; a lock keeps two builds apart.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from images.command import run, run_shown, tail
+from images.console import note
+from images.errors import EngineProblem, UsageProblem, nearest
+from images.index import cache_root, uv_command, uv_environment
+from images.yaml_source import read_yaml
+
+IMAGES = Path(__file__).parent
+MARKER = "engine.json"
+REMEDIES = (
+    (
+        "no space left on device",
+        "the disk is full: free some space, or set STATION_RECIPES_CACHE to a larger disk",
+    ),
+    (
+        "hash mismatch",
+        "a downloaded file is not the pinned one: the index serves altered files, or a broken cache",
+    ),
+    ("failed to fetch", "the package index could not be reached: check the network or pip's index settings"),
+    ("no solution found", "the package index lacks a pinned version: check pip's index settings"),
+)
+
+
+@dataclass(frozen=True)
+class Engine:
+    """An engine that can be started: an interpreter whose environment holds vLLM.
+
+    `version` is what the engine answers on /version; `identity` names the exact build (pins' hash).
+    """
+
+    name: str
+    version: str
+    python: Path
+    identity: str
+
+    def command(self) -> list[str]:
+        """The start of every vLLM command line."""
+        return [str(self.python), "-m", "vllm.entrypoints.cli.main"]
+
+
+@cache
+def image_facts(name: str) -> dict:
+    """Return images/<name>/image.yaml as a mapping.
+
+    Raises UsageProblem if there is no such engine image.
+    """
+    known = sorted(path.parent.name for path in IMAGES.glob("*/image.yaml"))
+    if name not in known:
+        close = nearest(name, known) or known
+        raise UsageProblem(f"no engine image {name!r}: wanted one of {', '.join(close)}")
+    return read_yaml(IMAGES / name / "image.yaml").data
+
+
+def engine_identity(name: str) -> str:
+    """The hash over pins, image facts, Python version and architecture: 16 hex digits."""
+    digest = hashlib.sha256()
+    for file in ("pins.txt", "image.yaml"):
+        digest.update((IMAGES / name / file).read_bytes())
+    digest.update(f"{sys.implementation.cache_tag} {platform.machine()}".encode())
+    return digest.hexdigest()[:16]
+
+
+def engine_home(name: str) -> Path:
+    """The folder of an engine's environment in the cache, present or not."""
+    return cache_root() / "engines" / f"{name}-{engine_identity(name)}"
+
+
+def find_engine(name: str) -> Engine | None:
+    """Return the installed engine, or None when it is absent or its build was interrupted."""
+    home = engine_home(name)
+    python = home / "bin" / "python"
+    if not (home / MARKER).exists() or not python.exists():
+        return None
+    return Engine(name, image_facts(name)["version"], python, engine_identity(name))
+
+
+def ensure_engine(name: str) -> Engine:
+    """Return the engine, installing it first when it is absent.
+
+    Raises EngineProblem when it can't be installed on this host.
+    """
+    found = find_engine(name)
+    if found:
+        return found
+    home = engine_home(name)
+    with _build_lock(home):
+        if not find_engine(name):  # another run may have built it while we waited
+            _check_disk(name, home.parent)
+            _build(name, home)
+    built = find_engine(name)
+    if built is None:
+        raise EngineProblem(f"the engine in {home} does not work: remove that folder and run again")
+    return built
+
+
+@contextmanager
+def _build_lock(home: Path) -> Iterator[None]:
+    try:
+        home.parent.mkdir(parents=True, exist_ok=True)
+        lock = home.with_suffix(".lock").open("w")
+    except OSError as error:
+        raise EngineProblem(
+            f"can't write to the cache {home.parent}: {error.strerror}. Set STATION_RECIPES_CACHE to another folder."
+        ) from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            note("Another run is building this engine: waiting for it.")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _check_disk(name: str, folder: Path) -> None:
+    wanted_gb = image_facts(name)["disk_gb"]
+    free_gb = shutil.disk_usage(folder).free / 1e9
+    if free_gb < wanted_gb:
+        raise EngineProblem(
+            f"the {name} engine needs {wanted_gb} GB in {folder}, {free_gb:.1f} GB are free. "
+            "Free some space, or set STATION_RECIPES_CACHE to a folder on a larger disk."
+        )
+
+
+def _build(name: str, home: Path) -> None:
+    facts = image_facts(name)
+    note(f"Installing the engine: {facts['title']}, about {facts['disk_gb']} GB, once, into {home}")
+    shutil.rmtree(home, ignore_errors=True)
+    log = home.with_suffix(".log")
+    log.unlink(missing_ok=True)
+    environ = uv_environment(os.environ)
+    uv = uv_command()
+    _step([*uv, "venv", "--python", sys.executable, str(home)], "1/3 making the environment", log, environ)
+    python = home / "bin" / "python"
+    install = [*uv, "pip", "install", "--python", str(python), "--require-hashes", "--no-deps"]
+    install += torch_source(facts["requires"], python, environ)
+    _step(
+        [*install, "-r", str(IMAGES / name / "pins.txt")], "2/3 installing the pinned packages", log, environ
+    )
+    _alias_distribution(facts, home)
+    # Without bytecode every one of the engine's three processes compiles vLLM and torch at each start.
+    compiling = [str(python), "-m", "compileall", "-q", "-j", "0", str(home / "lib")]
+    run_shown(compiling, "3/3 compiling bytecode", log)  # a few files of other Python versions never compile
+    marker = {"name": name, "version": facts["version"], "identity": engine_identity(name)}
+    partial = home / (MARKER + ".partial")
+    with partial.open("w") as sink:
+        json.dump(marker, sink)
+        sink.flush()
+        os.fsync(sink.fileno())
+    partial.rename(home / MARKER)
+
+
+def _alias_distribution(facts: dict, home: Path) -> None:
+    """Give the engine's distribution the name `vllm` too: vLLM asks for its own version under that name,
+    and chooses the CPU platform only when the answer contains `cpu`."""
+    wheel = facts["distribution"].replace("-", "_")
+    for site in home.glob("lib/python*/site-packages"):
+        original = site / f"{wheel}-{facts['version']}.dist-info"
+        alias = site / f"vllm-{facts['version']}+{facts['device']}.dist-info"
+        alias.mkdir()
+        metadata = f"Metadata-Version: 2.1\nName: vllm\nVersion: {facts['version']}+{facts['device']}\n"
+        (alias / "METADATA").write_text(metadata)
+        shutil.copy(original / "entry_points.txt", alias)
+
+
+def torch_source(requirement: str, python: Path, environ: dict[str, str]) -> list[str]:
+    """Return the option that adds PyTorch's CPU index, or nothing where the configured index will do."""
+    probe = [*uv_command(), "pip", "install", "--python", str(python), "--dry-run", "--no-deps", requirement]
+    if run(probe, env=environ).returncode == 0:
+        return []
+    note(f"The configured package index has no {requirement}: PyTorch's CPU index is added.")
+    return ["--torch-backend", "cpu"]
+
+
+def _step(argv: list[str], description: str, log: Path, environ: dict[str, str]) -> None:
+    if run_shown(argv, description, log, env=environ) == 0:
+        return
+    said = tail(log)
+    causes = [remedy for sign, remedy in REMEDIES if sign in said.lower()]
+    cause = causes[0] if causes else "the installer's last words are above"
+    raise EngineProblem(f"{said}\n\nThe engine could not be installed: {cause}. Whole log: {log}")

@@ -1,0 +1,32 @@
+"""Room images: the errors made for people; one base for the whole project, one class a cause."""
+
+
+class Problem(Exception):
+    """Something a person can act on. Printed as one message, never as a traceback.
+
+    The message says what was found, what was wanted and what to do. `exit_code` is what the
+    command line ends with (contracts: 1 is a fault without a run, 2 is wrong usage).
+    """
+
+    exit_code = 1
+
+
+class UsageProblem(Problem):
+    """The command line or a recipe is wrong: nothing was started."""
+
+    exit_code = 2
+
+
+class EngineProblem(Problem):
+    """The engine could not be installed, found, started or kept alive."""
+
+
+class RunProblem(Problem):
+    """A run folder can't be read."""
+
+
+def nearest(word: str, choices: list[str], count: int = 3) -> list[str]:
+    """Return up to `count` of `choices` that resemble `word`, best first."""
+    from difflib import get_close_matches
+
+    return get_close_matches(word, choices, n=count, cutoff=0.5)

@@ -1,0 +1,1 @@
+"""Room recipes: the configuration, what is served. Imports only from images."""

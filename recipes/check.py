@@ -1,0 +1,79 @@
+"""Room recipes: checking and listing the library for people and for scripts."""
+
+import json
+
+from images.console import out, table
+from images.engine import find_engine, image_facts
+from images.errors import UsageProblem
+from recipes.load import Loaded, first_choice, load_recipe, recipe_ids, resolve_id
+from recipes.machine import machine_facts
+from recipes.rules import broken_rules
+
+
+def findings(recipe_id: str) -> list[str]:
+    """Everything wrong with a recipe, one line each; empty when it is good."""
+    try:
+        loaded = load_recipe(recipe_id)
+    except UsageProblem as problem:
+        return str(problem).splitlines()
+    return broken_rules(loaded)
+
+
+def check_recipes(name: str | None, as_json: bool) -> int:
+    """Check one recipe, or all of them with None; print, and return the exit code (0, or 2)."""
+    ids = recipe_ids() if name is None else [resolve_id(name)]
+    found = {recipe_id: findings(recipe_id) for recipe_id in ids}
+    if as_json:
+        print(json.dumps(found, sort_keys=True))  # noqa: T201
+    else:
+        console = out()
+        for recipe_id, lines in found.items():
+            console.print(f"{'✘' if lines else '✔'} {recipe_id}", markup=False)
+            for line in lines:
+                console.print(f"    {line}", markup=False, soft_wrap=True)
+    return 2 if any(found.values()) else 0
+
+
+def list_recipes(as_json: bool) -> None:
+    """Print the library: id, what it changes, whether it applies here."""
+    machine = machine_facts()
+    chosen, why = first_choice(machine["slug"])
+    rows = [_row(recipe_id, machine) for recipe_id in recipe_ids()]
+    if as_json:
+        print(
+            json.dumps({"machine": machine["slug"], "first_choice": chosen, "recipes": rows}, sort_keys=True)
+        )  # noqa: T201
+        return
+    lines = [
+        (("→ " if row["id"] == chosen else "  ") + row["id"], row["change"], row["here"]) for row in rows
+    ]
+    console = out()
+    console.print(table("Recipes", ("recipe", "change", "on this machine"), lines))
+    console.print(f"\n→ what `./inv reproduce` runs here: {why}.", markup=False)
+
+
+def _row(recipe_id: str, machine: dict) -> dict:
+    try:
+        loaded = load_recipe(recipe_id)
+    except UsageProblem as problem:
+        return {
+            "id": recipe_id,
+            "title": None,
+            "change": "–",
+            "here": f"broken: {str(problem).splitlines()[0]}",
+        }
+    recipe = loaded.recipe
+    change = f"{', '.join(recipe.delta.changes)} (on {recipe.extends})" if recipe.delta else recipe.title
+    return {"id": recipe_id, "title": recipe.title, "change": change, "here": _here(loaded, machine)}
+
+
+def _here(loaded: Loaded, machine: dict) -> str:
+    recipe = loaded.recipe
+    has_gpu = bool(machine["gpus"])
+    if recipe.applies and recipe.applies.device == "cuda" and not has_gpu:
+        return f"does not apply: {recipe.applies.reason}"
+    device = image_facts(recipe.engine.image)["device"]
+    if device == "cuda" and not has_gpu:
+        return "needs an NVIDIA GPU"
+    installed = "installed" if find_engine(recipe.engine.image) else "installed on first use"
+    return f"runs here; engine {recipe.engine.image} {recipe.engine.version} {installed}"

@@ -1,0 +1,292 @@
+"""Room recipes: from YAML files to a checked Recipe; every error names file, line and key."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from images.errors import UsageProblem, nearest
+from images.yaml_source import Document, KeyPath, Mark, read_yaml, shown
+from recipes.schema import Ladder, Recipe
+
+LIBRARY = Path(__file__).parent / "library"
+LADDER_FILE = "ladder.yaml"
+OWN_KEYS = frozenset({"schema", "id", "title", "extends", "claims", "delta", "applies"})
+ATOMIC = (("engine", "flags"), ("engine", "env"), ("model", "files"))
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A recipe with the folder it came from and the mark of each of its keys."""
+
+    recipe: Recipe
+    folder: Path
+    marks: dict[KeyPath, Mark]
+
+    def mark(self, *path: str | int) -> Mark:
+        """The mark of `path`, or of the nearest key above it."""
+        return nearest_mark(self.marks, path)
+
+
+def families(library: Path = LIBRARY) -> list[str]:
+    """The families in the library, by name."""
+    return sorted(path.parent.name for path in library.glob(f"*/{LADDER_FILE}"))
+
+
+def load_ladder(family: str, library: Path = LIBRARY) -> Ladder:
+    """Read a family's ladder.yaml.
+
+    Raises UsageProblem for an unknown family, or rungs that have no file.
+    """
+    if family not in families(library):
+        raise UsageProblem(_unknown("family", family, families(library)))
+    file = library / family / LADDER_FILE
+    document = read_yaml(file)
+    ladder = validate(Ladder, document.data, document.marks)
+    for key, rungs in (("default", [ladder.default]), ("rungs", ladder.rungs)):
+        for rung in rungs:
+            if not (library / family / f"{rung}.yaml").exists():
+                raise UsageProblem(
+                    f"{nearest_mark(document.marks, (key,))}: {key}: there is no file {rung}.yaml"
+                )
+    return ladder
+
+
+def recipe_ids(library: Path = LIBRARY) -> list[str]:
+    """Every recipe id: rungs in ladder order first, then the family's other recipes."""
+    ids = []
+    for family in families(library):
+        rungs = list(load_ladder(family, library).rungs)
+        others = (
+            {path.stem for path in (library / family).glob("*.yaml")} - set(rungs) - {Path(LADDER_FILE).stem}
+        )
+        ids += [f"{family}/{rung}" for rung in [*rungs, *sorted(others)]]
+    return ids
+
+
+def resolve_id(name: str, library: Path = LIBRARY) -> str:
+    """Turn what a person typed into a recipe id: `family/rung`, or a bare family for its default rung.
+
+    Raises UsageProblem with the nearest names.
+    """
+    if name in families(library):
+        return f"{name}/{load_ladder(name, library).default}"
+    known = recipe_ids(library)
+    if name in known:
+        return name
+    raise UsageProblem(_unknown("recipe", name, [*known, *families(library)]))
+
+
+def load_recipe(name: str, library: Path = LIBRARY) -> Loaded:
+    """Load a recipe by id or family, following `extends`.
+
+    Raises UsageProblem naming file, line and key for anything wrong.
+    """
+    recipe_id = resolve_id(name, library)
+    return _load(recipe_id, library, chain=())
+
+
+def _load(recipe_id: str, library: Path, chain: tuple[str, ...]) -> Loaded:
+    file = library / f"{recipe_id}.yaml"
+    document = read_yaml(file)
+    if document.data.get("id") != recipe_id:
+        raise UsageProblem(
+            f"{_mark(document, 'id')}: id is {document.data.get('id')!r}, the file says {recipe_id!r}"
+        )
+    parent_id = document.data.get("extends")
+    if parent_id is None:
+        recipe = validate(Recipe, document.data, document.marks)
+        if recipe.delta:
+            raise UsageProblem(
+                f"{_mark(document, 'delta')}: delta without extends: there is nothing to differ from"
+            )
+        return Loaded(recipe, file.parent, document.marks)
+    if parent_id in (*chain, recipe_id):
+        loop = " → ".join([*chain, recipe_id, parent_id])
+        raise UsageProblem(f"{_mark(document, 'extends')}: extends goes round in a circle: {loop}")
+    if parent_id not in recipe_ids(library):
+        said = _unknown("recipe", str(parent_id), recipe_ids(library))
+        raise UsageProblem(f"{_mark(document, 'extends')}: extends: {said}")
+    return _extend(document, _load(parent_id, library, (*chain, recipe_id)), file.parent)
+
+
+def _extend(document: Document, parent: Loaded, folder: Path) -> Loaded:
+    inherited = {key: value for key, value in as_data(parent.recipe).items() if key not in OWN_KEYS}
+    marks = {path: mark for path, mark in parent.marks.items() if path and path[0] not in OWN_KEYS}
+    marks.update(document.marks)
+    _refuse_repetition(document, inherited)
+    data = _merge(inherited, document.data)
+    _unset(data, document)
+    recipe = validate(Recipe, data, marks)
+    if recipe.delta is None:
+        raise UsageProblem(
+            f"{Mark(document.file, 1)}: delta: missing; a rung says what it changes, why, and its source"
+        )
+    found = set(changes(parent.recipe, recipe))
+    declared = set(recipe.delta.changes)
+    for key in sorted(found - declared):
+        mark = nearest_mark(marks, tuple(key.split(".")))
+        raise UsageProblem(f"{mark}: {key}: changed, but delta.changes doesn't declare it")
+    for key in sorted(declared - found):
+        raise UsageProblem(
+            f"{_mark(document, 'delta', 'changes')}: {key}: declared in delta.changes, but not changed"
+        )
+    return Loaded(recipe, folder, marks)
+
+
+def as_data(part: BaseModel) -> dict:
+    """A recipe as plain values, under the names the YAML uses."""
+    return part.model_dump(by_alias=True)
+
+
+def changes(before: Recipe, after: Recipe) -> list[str]:
+    """The dotted keys in which two recipes differ, beyond their ids, titles, claims and deltas."""
+    old, new = dict(leaves(as_data(before))), dict(leaves(as_data(after)))
+    differing = (path for path in old.keys() | new.keys() if old.get(path) != new.get(path))
+    return sorted(
+        ".".join(path) for path in differing if path[0] not in OWN_KEYS and path != ("engine", "unset")
+    )
+
+
+def leaves(data: dict, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield (key path, value) for every value; a flag's or variable's value is one leaf."""
+    for key, value in data.items():
+        here = (*path, key)
+        if isinstance(value, dict) and path not in ATOMIC:
+            yield from leaves(value, here)
+        else:
+            yield here, value
+
+
+def _refuse_repetition(document: Document, inherited: dict) -> None:
+    known = dict(leaves(inherited))
+    for path, value in leaves(document.data):
+        if path[0] not in OWN_KEYS and path in known and known[path] == value and value != []:
+            shown_value = json.dumps(value)
+            raise UsageProblem(
+                f"{_mark(document, *path)}: {'.'.join(path)}: set to its inherited value {shown_value}; remove it"
+            )
+
+
+def _merge(base: dict, over: dict, path: tuple[str, ...] = ()) -> dict:
+    merged = dict(base)
+    for key, value in over.items():
+        nested = isinstance(value, dict) and isinstance(base.get(key), dict) and path not in ATOMIC
+        merged[key] = _merge(base[key], value, (*path, key)) if nested else value
+    return merged
+
+
+def _unset(data: dict, document: Document) -> None:
+    engine = data["engine"]
+    if not isinstance(engine, dict) or not isinstance(engine.get("unset", []), list):
+        return  # validation says it better
+    for index, name in enumerate(engine.get("unset", [])):
+        holder = next((engine[part] for part in ("flags", "env") if name in engine.get(part, {})), None)
+        if holder is None:
+            known = [*engine.get("flags", {}), *engine.get("env", {})]
+            raise UsageProblem(
+                f"{_mark(document, 'engine', 'unset', index)}: {_unknown('inherited name', name, known)}"
+            )
+        del holder[name]
+    engine["unset"] = []
+
+
+def validate(model: type[BaseModel], data: dict, marks: dict[KeyPath, Mark]) -> Any:
+    """Check `data` against a schema.
+
+    Raises UsageProblem with one line an error: file, line, key, what is wrong, the nearest valid key.
+    """
+    try:
+        return model.model_validate(data)
+    except ValidationError as errors:
+        lines = [_explain(model, error, marks) for error in errors.errors(include_url=False)]
+        raise UsageProblem("\n".join(dict.fromkeys(lines))) from None
+
+
+def _explain(model: type[BaseModel], error: dict, marks: dict[KeyPath, Mark]) -> str:
+    where = tuple(part for part in error["loc"] if not _is_type_tag(part, error["loc"], marks))
+    key = ".".join(str(part) for part in where)
+    mark = nearest_mark(marks, where)
+    if error["type"] == "extra_forbidden":
+        close = nearest(str(where[-1]), _valid_keys(model, where[:-1]))
+        hint = f"; the nearest valid one is {close[0]!r}" if close else ""
+        return f"{mark}: {key}: unknown key{hint}"
+    if error["type"] == "missing":
+        return f"{mark}: {key}: missing; this key is needed"
+    if where and where[-1] == "[key]":
+        return f"{mark}: {'.'.join(str(part) for part in where[:-1])}: not a valid name: {_key_hint(str(where[-2]))}"
+    return f"{mark}: {key}: {error['msg'][0].lower()}{error['msg'][1:]}, found {error['input']!r}"
+
+
+def _key_hint(name: str) -> str:
+    wanted = name.lstrip("-").replace("_", "-").lower()
+    return f"flags are written without leading dashes and with dashes inside, such as {wanted!r}"
+
+
+def _is_type_tag(part: str | int, loc: tuple, marks: dict[KeyPath, Mark]) -> bool:
+    """Whether a location part is pydantic's name for a union member, not a key of ours."""
+    return part in {"bool", "int", "float", "str", "list[str]", "dict[str,any]"} and loc not in marks
+
+
+def _valid_keys(model: type[BaseModel], path: KeyPath) -> list[str]:
+    for part in path:
+        if isinstance(part, int):
+            continue
+        field = next((f for n, f in model.model_fields.items() if (f.alias or n) == part), None)
+        inner = _inner_model(field.annotation) if field else None
+        if inner is None:
+            return []
+        model = inner
+    return [field.alias or name for name, field in model.model_fields.items()]
+
+
+def _inner_model(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    inner = (_inner_model(argument) for argument in getattr(annotation, "__args__", ()))
+    return next((model for model in inner if model), None)
+
+
+def nearest_mark(marks: dict[KeyPath, Mark], path: tuple) -> Mark:
+    """The mark of `path`, or of the nearest key above it."""
+    while path not in marks and path:
+        path = path[:-1]
+    return marks.get(path) or next(iter(marks.values()))
+
+
+def _mark(document: Document, *path: str | int) -> Mark:
+    return nearest_mark(document.marks, path)
+
+
+def _unknown(kind: str, name: str, known: list[str]) -> str:
+    close = nearest(name, known)
+    hint = f"did you mean {' or '.join(close)}?" if close else f"there are: {', '.join(known) or 'none'}"
+    return f"unknown {kind} {name!r}; {hint}"
+
+
+def first_choice(slug: str, library: Path = LIBRARY) -> tuple[str, str]:
+    """Pick the recipe for a machine: (recipe id, reason). The family made for it, else the embedded one."""
+    ladders = [load_ladder(family, library) for family in families(library)]
+    made_for = [ladder for ladder in ladders if slug in ladder.machines]
+    if made_for:
+        return f"{made_for[0].family}/{made_for[0].default}", f"made for {slug}"
+    anywhere = next(ladder for ladder in ladders if "any" in ladder.machines)
+    reason = f"this machine is {slug}, no recipe is made for it, so the embedded family that runs anywhere"
+    return f"{anywhere.family}/{anywhere.default}", reason
+
+
+__all__ = [
+    "LIBRARY",
+    "Loaded",
+    "changes",
+    "families",
+    "first_choice",
+    "load_ladder",
+    "load_recipe",
+    "recipe_ids",
+    "resolve_id",
+    "shown",
+]

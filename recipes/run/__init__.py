@@ -1,0 +1,1 @@
+"""Room recipes: starting a rendered spec, one file a way of running."""

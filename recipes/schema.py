@@ -1,0 +1,156 @@
+"""Room recipes: what a recipe may say. Pydantic models; every field's description is its documentation."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+RecipeId = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9.-]*/[a-z0-9][a-z0-9.-]*$")]
+FlagName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9]*(-[a-z0-9]+)*$")]
+EnvName = Annotated[str, StringConstraints(pattern=r"^[A-Z][A-Z0-9_]*$")]
+Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+Text = Annotated[str, StringConstraints(min_length=1, strip_whitespace=True)]
+FlagValue = bool | int | float | str | list[str] | dict[str, Any]
+Metric = Literal[
+    "output_tok_s",
+    "acceptance_length",
+    "exact_match",
+    "gpu_memory_gb",
+    "ttft_p95_ms",
+    "tpot_p95_ms",
+    "discount",
+]
+Status = Literal["claimed", "measured", "synthetic", "modelled"]
+
+
+class Part(BaseModel):
+    """A part of a recipe: unknown keys are errors, values don't change after loading."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+
+class Engine(Part):
+    """The engine and the flags and environment it gets."""
+
+    image: Text = Field(description="folder under images/ that holds the engine's pins")
+    version: Text = Field(description="what the engine must answer on /version")
+    flags: dict[FlagName, FlagValue] = Field(
+        default={},
+        description="`vllm serve` flags as a map: true is --flag, false is --no-flag, maps are JSON",
+    )
+    env: dict[EnvName, str] = Field(default={}, description="environment variables of the engine, as strings")
+    unset: list[str] = Field(default=[], description="inherited flags or variables to drop")
+
+
+class Model(Part):
+    """The model: a folder beside the recipe, each file with its sha256."""
+
+    path: Text = Field(description="folder with the checkpoint, relative to the recipe's folder")
+    served_name: Text = Field(description="the model name clients ask for")
+    dtype: Literal["float32", "bfloat16", "float16"]
+    files: dict[Text, Sha256] = Field(description="sha256 of every file the engine reads")
+
+
+class Runtime(Part):
+    """How the engine is run on this machine."""
+
+    kind: Literal["process"] = "process"
+    host: Literal["127.0.0.1"] = Field(default="127.0.0.1", description="address; loopback only")
+    port: int = Field(default=8000, ge=1024, le=65535)
+    ready_timeout_s: int = Field(
+        default=300, ge=1, le=7200, description="deadline for the first real completion"
+    )
+    stop_timeout_s: int = Field(default=5, ge=1, le=600, description="from SIGTERM to SIGKILL")
+
+
+class Waiver(Part):
+    """A guard that doesn't apply to this recipe, and why."""
+
+    guard: Text
+    reason: Text
+
+
+class Proof(Part):
+    """What must be seen for the recipe's settings to count as in effect."""
+
+    must_log: list[Text] = Field(default=[], description="texts that must stand in the server log")
+    must_not_log: list[Text] = Field(default=[], description="texts that must not stand in the server log")
+    waive: list[Waiver] = []
+
+
+class Benchmark(Part):
+    """The load: a closed loop of `concurrency` streams of exact lengths."""
+
+    prompt_source: Literal["task-stream", "random-text"] = Field(description="what the prompts are made of")
+    input_len: int = Field(ge=1, le=131072, description="tokens in, exact")
+    output_len: int = Field(ge=2, le=131072, description="tokens out, exact: end-of-sequence is ignored")
+    concurrency: int = Field(ge=1, le=4096, description="streams in flight")
+    prompts: int = Field(
+        ge=1, le=1_000_000, description="requests a window; a multiple of concurrency, at least 5x"
+    )
+    temperature: float = Field(ge=0, le=2)
+    seed: int = Field(ge=0, description="every window's own seed is derived from it, the warm-up's too")
+    boots: int = Field(default=1, ge=1, le=20, description="lives of the server: the unit of replication")
+    windows: int = Field(default=1, ge=1, le=20, description="measured loads on one boot")
+
+
+class Claim(Part):
+    """A published figure with its definition, tolerance and status."""
+
+    id: Text
+    metric: Metric
+    published: float
+    tolerance: float = Field(gt=0, description="absolute, in the metric's unit")
+    status: Status
+    judge: bool = Field(default=True, description="whether this claim decides the run's state")
+    machine: Text = Field(
+        description="slug of the claim's machine, or `any` for a machine-independent figure"
+    )
+    source: Text
+
+
+class Delta(Part):
+    """The one change a rung makes to the recipe it extends."""
+
+    changes: list[Text] = Field(min_length=1, description="dotted keys this rung changes, and no others")
+    reason: Text
+    source: Text
+
+
+class Applies(Part):
+    """Where a rung can exist at all."""
+
+    device: Literal["cuda", "cpu"]
+    reason: Text
+
+
+class Recipe(Part):
+    """A recipe, complete: after `extends` has been followed."""
+
+    schema_: Literal[1] = Field(alias="schema")
+    id: RecipeId
+    title: Text
+    extends: RecipeId | None = None
+    engine: Engine
+    model: Model
+    runtime: Runtime
+    proof: Proof = Proof()
+    benchmark: Benchmark
+    claims: list[Claim] = []
+    delta: Delta | None = None
+    applies: Applies | None = None
+
+    @property
+    def family(self) -> str:
+        """The part of the id before the slash."""
+        return self.id.split("/")[0]
+
+
+class Ladder(Part):
+    """A family's ladder.yaml: its rungs in order and the rung a bare family name means."""
+
+    schema_: Literal[1] = Field(alias="schema")
+    family: Text
+    title: Text
+    default: Text = Field(description="the rung that a bare family name means")
+    machines: list[Text] = Field(description="machine slugs this family is the first choice for, or [any]")
+    rungs: list[Text] = Field(min_length=1, description="the published order")

@@ -1,0 +1,64 @@
+"""Room recipes: from a checked recipe to what is started: one argv, one environment, for every target."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from recipes.load import Loaded
+from recipes.schema import FlagValue
+
+# Every engine we start stays offline and tells nobody anything.
+FIXED_ENV = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+
+
+@dataclass(frozen=True)
+class ServingSpec:
+    """What a target starts. `argv` begins after the vLLM program: ('serve', model, …)."""
+
+    recipe_id: str
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    host: str
+    port: int
+    served_name: str
+    model_path: Path
+    ready_timeout_s: int
+    stop_timeout_s: int
+
+    @property
+    def url(self) -> str:
+        """Where the server answers."""
+        return f"http://{self.host}:{self.port}"
+
+
+def flag_arguments(name: str, value: FlagValue) -> list[str]:
+    """One flag of the map as arguments: true → --name, false → --no-name, a map → JSON with sorted keys."""
+    if isinstance(value, bool):
+        return [f"--{name}" if value else f"--no-{name}"]
+    if isinstance(value, dict):
+        return [f"--{name}", json.dumps(value, sort_keys=True, separators=(",", ":"))]
+    if isinstance(value, list):
+        return [f"--{name}", *value]
+    return [f"--{name}", str(value)]
+
+
+def serving_spec(loaded: Loaded, port: int | None = None) -> ServingSpec:
+    """Build the spec of a recipe; `port` overrides the recipe's."""
+    recipe = loaded.recipe
+    model_path = (loaded.folder / recipe.model.path).resolve()
+    used_port = port or recipe.runtime.port
+    argv = ["serve", str(model_path), "--served-model-name", recipe.model.served_name]
+    argv += ["--host", recipe.runtime.host, "--port", str(used_port), "--dtype", recipe.model.dtype]
+    for name in sorted(recipe.engine.flags):
+        argv += flag_arguments(name, recipe.engine.flags[name])
+    return ServingSpec(
+        recipe_id=recipe.id,
+        argv=tuple(argv),
+        env={**FIXED_ENV, **recipe.engine.env},
+        host=recipe.runtime.host,
+        port=used_port,
+        served_name=recipe.model.served_name,
+        model_path=model_path,
+        ready_timeout_s=recipe.runtime.ready_timeout_s,
+        stop_timeout_s=recipe.runtime.stop_timeout_s,
+    )

@@ -1,0 +1,192 @@
+"""The front door's tasks: each parses, calls one function, prints, and sets the exit code."""
+
+import json
+import signal
+import sys
+from pathlib import Path
+
+from invoke import Collection, Exit, Program, task
+from invoke.exceptions import ParseError
+
+from images.errors import Problem, UsageProblem, nearest
+
+ROOT = Path(__file__).resolve().parent
+RECIPE = "recipe id or family, such as micro/mtp1; `./inv list` shows them"
+
+
+def _plan(recipe: str | None, port: int, boots: int, windows: int, url: str | None = None):  # noqa: ANN202
+    """Gather everything a run needs; nothing is started yet."""
+    from bench.measure import Plan, with_repeats
+    from images.console import note
+    from images.engine import ensure_engine
+    from recipes.load import first_choice, load_recipe
+    from recipes.machine import machine_facts
+    from recipes.rules import require_rules
+    from recipes.spec import serving_spec
+
+    machine = machine_facts()
+    name, why = (recipe, "asked for") if recipe else first_choice(machine["slug"])
+    loaded = with_repeats(load_recipe(name), boots, windows)
+    require_rules(loaded)
+    note(f"Recipe {loaded.recipe.id}: {loaded.recipe.title} ({why})")
+    spec = serving_spec(loaded, port)
+    if url is None:
+        from recipes.run.process import refuse_taken_port
+
+        refuse_taken_port(spec.host, spec.port)
+    return Plan(loaded, ensure_engine(loaded.recipe.engine.image), spec, machine, url)
+
+
+def _finish(run: Path, as_json: bool) -> None:
+    """Judge a fresh run, print it, end with its exit code; the run's folder is the last line."""
+    from bench.report.text import print_verdict
+    from bench.verdict import EXIT_CODES, write_verdict
+    from images.console import out
+    from images.yaml_source import shown
+
+    verdict = write_verdict(run)
+    if as_json:
+        print(json.dumps({**verdict, "run": str(shown(run))}, sort_keys=True))
+    else:
+        print_verdict(verdict, out())
+        print(f"\n{shown(run)}")
+    raise Exit(code=EXIT_CODES[verdict["state"]])
+
+
+@task(
+    help={
+        "recipe": f"{RECIPE}; default: the one for this machine",
+        "port": "port on 127.0.0.1 instead of the recipe's",
+        "boots": "lives of the server instead of the recipe's number",
+        "windows": "measured loads a boot instead of the recipe's number",
+        "out": "folder for runs (default .runs)",
+        "json": "print verdict.json instead of tables",
+    }
+)
+def reproduce(_c, recipe=None, port=0, boots=0, windows=0, out=".runs", json=False):  # noqa: A002, ANN001
+    """Serve a recipe, measure it, judge its claims: the main job, from nothing to a verdict."""
+    from bench.measure import measure
+
+    _finish(measure(_plan(recipe, port, boots, windows), Path(out)), json)
+
+
+@task(
+    help={
+        "recipe": RECIPE,
+        "url": "measure a server someone else started, such as http://127.0.0.1:8000",
+        "windows": "measured loads instead of the recipe's number",
+        "out": "folder for runs (default .runs)",
+        "json": "print verdict.json instead of tables",
+    }
+)
+def bench(_c, recipe=None, url=None, windows=0, out=".runs", json=False):  # noqa: A002, ANN001
+    """Measure a running server with a recipe's benchmark; says what it could not fingerprint."""
+    from bench.measure import measure, require_model
+
+    if not recipe or not url:
+        raise UsageProblem(
+            "bench needs --recipe and --url. To serve and measure in one go: ./inv reproduce --recipe …"
+        )
+    plan = _plan(recipe, 0, 1, windows, url.rstrip("/"))
+    require_model(plan)
+    _finish(measure(plan, Path(out)), json)
+
+
+@task(positional=["run"], help={"run": "a run's folder", "json": "print verdict.json instead of tables"})
+def verdict(_c, run, json=False):  # noqa: ANN001, A002
+    """Judge a run again from its folder alone; writes verdict.json there."""
+    _finish(Path(run), json)
+
+
+@task(help={"recipe": RECIPE, "all": "every recipe in the library", "json": "print a list of findings"})
+def check(_c, recipe=None, all=False, json=False):  # noqa: A002, ANN001
+    """Validate recipes: schema, extends, declared deltas, and the table of engine traps. Needs no engine."""
+    from recipes.check import check_recipes
+
+    if bool(recipe) == all:
+        raise UsageProblem("check needs either --recipe NAME or --all")
+    raise Exit(code=check_recipes(None if all else recipe, json))
+
+
+@task(name="list", help={"json": "print JSON"})
+def list_(_c, json=False):  # noqa: A002, ANN001
+    """List the recipes: what they change, whether they apply to this machine."""
+    from recipes.check import list_recipes
+
+    list_recipes(json)
+
+
+@task(
+    help={
+        "require": "markers that must not be skipped, separated by commas: engine,docker,host,browser",
+        "only": "run only tests with this marker",
+        "k": "only tests whose names match, as pytest's -k",
+    }
+)
+def test(c, require="", only="", k=""):  # noqa: ANN001
+    """Run the tests this host allows; what is left out is printed with its reason."""
+    argv = [sys.executable, "-m", "pytest", f"--require={require}"]
+    argv += ["-m", only] if only else []
+    argv += ["-k", k] if k else []
+    import subprocess
+
+    raise Exit(code=subprocess.run(argv, cwd=ROOT, check=False).returncode)
+
+
+@task(help={"fix": "mend what can be mended"})
+def lint(_c, fix=False):  # noqa: ANN001
+    """Check style and imports with ruff."""
+    import subprocess
+
+    ruff = [sys.executable, "-m", "ruff"]
+    commands = [
+        [*ruff, "check", *(["--fix"] if fix else [])],
+        [*ruff, "format", *([] if fix else ["--check"])],
+    ]
+    codes = [subprocess.run(command, cwd=ROOT, check=False).returncode for command in commands]
+    raise Exit(code=max(codes))
+
+
+ns = Collection(reproduce, bench, verdict, check, list_, test, lint)
+
+
+class FrontDoor(Program):
+    """Invoke's program with the project's exit codes: wrong usage is 2, a problem is one message."""
+
+    def parse_core(self, argv):  # noqa: ANN001, ANN201
+        """Parse; a mistake ends with status 2 and the nearest task's name."""
+        self._as_usage(super().parse_core, argv)
+
+    def parse_tasks(self):  # noqa: ANN201
+        """Parse; a mistake ends with status 2 and the nearest task's name."""
+        self._as_usage(super().parse_tasks)
+
+    def _as_usage(self, parse, *args):  # noqa: ANN001, ANN002, ANN202
+        try:
+            parse(*args)
+        except ParseError as error:
+            message = str(error)
+            unknown = message.split("'")[1] if message.startswith("No idea what") else ""
+            close = nearest(unknown, list(ns.task_names)) if unknown else []
+            hint = f" Did you mean: {', '.join(close)}?" if close else " `./inv --list` shows the tasks."
+            raise Exit(message + hint, code=2) from None
+
+    def execute(self):  # noqa: ANN201
+        """Run the tasks; a Problem is printed as one message."""
+        try:
+            super().execute()
+        except Problem as problem:
+            raise Exit(f"✘ {problem}", code=problem.exit_code) from None
+        except KeyboardInterrupt:
+            raise Exit("interrupted", code=1) from None
+
+
+def _terminated(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, _terminated)
+    FrontDoor(name="station-recipes", binary="./inv", namespace=ns, version="0.1.0").run(
+        ["./inv", *sys.argv[1:]]
+    )
