@@ -1,6 +1,5 @@
 """The front door's tasks: each parses, calls one function, prints, and sets the exit code."""
 
-import json
 import signal
 import sys
 from pathlib import Path
@@ -14,7 +13,7 @@ ROOT = Path(__file__).resolve().parent
 RECIPE = "recipe id or family, such as micro/mtp1; `./inv list` shows them"
 
 
-def _plan(recipe: str | None, port: int, boots: int, windows: int, url: str | None = None):  # noqa: ANN202
+def _plan(recipe: str | None, port: int, boots: int, windows: int, url: str | None = None):
     """Gather everything a run needs; nothing is started yet."""
     from bench.measure import Plan, with_repeats
     from images.console import note
@@ -41,12 +40,12 @@ def _finish(run: Path, as_json: bool) -> None:
     """Judge a fresh run, print it, end with its exit code; the run's folder is the last line."""
     from bench.report.text import print_verdict
     from bench.verdict import EXIT_CODES, write_verdict
-    from images.console import out
+    from images.console import emit_json, out
     from images.yaml_source import shown
 
     verdict = write_verdict(run)
     if as_json:
-        print(json.dumps({**verdict, "run": str(shown(run))}, sort_keys=True))
+        emit_json({**verdict, "run": shown(run)})
     else:
         print_verdict(verdict, out())
         print(f"\n{shown(run)}")
@@ -63,7 +62,7 @@ def _finish(run: Path, as_json: bool) -> None:
         "json": "print verdict.json instead of tables",
     }
 )
-def reproduce(_c, recipe=None, port=0, boots=0, windows=0, out=".runs", json=False):  # noqa: A002, ANN001
+def reproduce(_c, recipe=None, port=0, boots=0, windows=0, out=".runs", json=False):
     """Serve a recipe, measure it, judge its claims: the main job, from nothing to a verdict."""
     from bench.measure import measure
 
@@ -79,27 +78,25 @@ def reproduce(_c, recipe=None, port=0, boots=0, windows=0, out=".runs", json=Fal
         "json": "print verdict.json instead of tables",
     }
 )
-def bench(_c, recipe=None, url=None, windows=0, out=".runs", json=False):  # noqa: A002, ANN001
+def bench(_c, recipe=None, url=None, windows=0, out=".runs", json=False):
     """Measure a running server with a recipe's benchmark; says what it could not fingerprint."""
     from bench.measure import measure, require_model
 
     if not recipe or not url:
-        raise UsageProblem(
-            "bench needs --recipe and --url. To serve and measure in one go: ./inv reproduce --recipe …"
-        )
+        raise UsageProblem("bench needs --recipe and --url. To serve and measure in one go: ./inv reproduce --recipe …")
     plan = _plan(recipe, 0, 1, windows, url.rstrip("/"))
     require_model(plan)
     _finish(measure(plan, Path(out)), json)
 
 
 @task(positional=["run"], help={"run": "a run's folder", "json": "print verdict.json instead of tables"})
-def verdict(_c, run, json=False):  # noqa: ANN001, A002
+def verdict(_c, run, json=False):
     """Judge a run again from its folder alone; writes verdict.json there."""
     _finish(Path(run), json)
 
 
 @task(help={"recipe": RECIPE, "all": "every recipe in the library", "json": "print a list of findings"})
-def check(_c, recipe=None, all=False, json=False):  # noqa: A002, ANN001
+def check(_c, recipe=None, all=False, json=False):  # noqa: A002
     """Validate recipes: schema, extends, declared deltas, and the table of engine traps. Needs no engine."""
     from recipes.check import check_recipes
 
@@ -109,7 +106,7 @@ def check(_c, recipe=None, all=False, json=False):  # noqa: A002, ANN001
 
 
 @task(name="list", help={"json": "print JSON"})
-def list_(_c, json=False):  # noqa: A002, ANN001
+def list_(_c, json=False):
     """List the recipes: what they change, whether they apply to this machine."""
     from recipes.check import list_recipes
 
@@ -123,7 +120,7 @@ def list_(_c, json=False):  # noqa: A002, ANN001
         "k": "only tests whose names match, as pytest's -k",
     }
 )
-def test(c, require="", only="", k=""):  # noqa: ANN001
+def test(c, require="", only="", k=""):
     """Run the tests this host allows; what is left out is printed with its reason."""
     argv = [sys.executable, "-m", "pytest", f"--require={require}"]
     argv += ["-m", only] if only else []
@@ -134,7 +131,7 @@ def test(c, require="", only="", k=""):  # noqa: ANN001
 
 
 @task(help={"fix": "mend what can be mended"})
-def lint(_c, fix=False):  # noqa: ANN001
+def lint(_c, fix=False):
     """Check style and imports with ruff."""
     import subprocess
 
@@ -153,15 +150,15 @@ ns = Collection(reproduce, bench, verdict, check, list_, test, lint)
 class FrontDoor(Program):
     """Invoke's program with the project's exit codes: wrong usage is 2, a problem is one message."""
 
-    def parse_core(self, argv):  # noqa: ANN001, ANN201
+    def parse_core(self, argv):
         """Parse; a mistake ends with status 2 and the nearest task's name."""
         self._as_usage(super().parse_core, argv)
 
-    def parse_tasks(self):  # noqa: ANN201
+    def parse_tasks(self):
         """Parse; a mistake ends with status 2 and the nearest task's name."""
         self._as_usage(super().parse_tasks)
 
-    def _as_usage(self, parse, *args):  # noqa: ANN001, ANN002, ANN202
+    def _as_usage(self, parse, *args):
         try:
             parse(*args)
         except ParseError as error:
@@ -171,7 +168,7 @@ class FrontDoor(Program):
             hint = f" Did you mean: {', '.join(close)}?" if close else " `./inv --list` shows the tasks."
             raise Exit(message + hint, code=2) from None
 
-    def execute(self):  # noqa: ANN201
+    def execute(self):
         """Run the tasks; a Problem is printed as one message."""
         try:
             super().execute()
@@ -187,6 +184,4 @@ def _terminated(*_: object) -> None:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, _terminated)
-    FrontDoor(name="station-recipes", binary="./inv", namespace=ns, version="0.1.0").run(
-        ["./inv", *sys.argv[1:]]
-    )
+    FrontDoor(name="station-recipes", binary="./inv", namespace=ns, version="0.1.0").run(["./inv", *sys.argv[1:]])

@@ -33,24 +33,30 @@ def succeeded(arrays: Arrays) -> np.ndarray:
     return (arrays["error"] == "") & (arrays["output_tokens"] > 0) & (arrays["e2e_s"] > 0)
 
 
-def chunk_times(arrays: Arrays) -> tuple[np.ndarray, np.ndarray]:
-    """Arrival time (s, the client's clock) and weight (tokens) of every chunk of the requests that succeeded.
+def chunk_spans(arrays: Arrays) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """When the engine worked on each chunk: begin (s), end = arrival (s), weight (tokens), of good requests.
 
-    The first chunk holds one token (it ends the prefill); the others share the rest evenly, because with
-    speculative decoding a chunk holds several tokens and the client doesn't say how many.
+    The first chunk holds one token (it ends the prefill) and spans the TTFT; the others share the rest
+    evenly, because with speculative decoding a chunk holds several tokens and the client doesn't say how
+    many. A span begins where the one before it ended.
     """
     gap_counts = arrays["chunks"] - (arrays["ttft_s"] > 0)
     first = arrays["start_s"] + arrays["ttft_s"]
     owner = np.repeat(np.arange(len(first)), gap_counts)
-    elapsed = np.cumsum(arrays["gaps_us"].astype(np.float64) * 1e-6)
+    gaps = arrays["gaps_us"].astype(np.float64) * 1e-6
+    elapsed = np.cumsum(gaps)
     begins = np.concatenate([[0], np.cumsum(gap_counts)[:-1]]).astype(int)
     before = np.concatenate([[0.0], elapsed])[begins]
     later = first[owner] + elapsed - before[owner]
     share = (arrays["output_tokens"] - 1) / np.maximum(gap_counts, 1)
-    good = succeeded(arrays)
-    times = np.concatenate([first[good], later[good[owner]]])
     alone = np.where(gap_counts == 0, arrays["output_tokens"], 1)
-    return times, np.concatenate([alone[good].astype(float), share[owner][good[owner]]])
+    good = succeeded(arrays)
+    kept = good[owner]
+    return (
+        np.concatenate([arrays["start_s"][good], (later - gaps)[kept]]),
+        np.concatenate([first[good], later[kept]]),
+        np.concatenate([alone[good].astype(float), share[owner][kept]]),
+    )
 
 
 def in_flight(arrays: Arrays) -> tuple[np.ndarray, np.ndarray]:
@@ -93,9 +99,11 @@ def analyse_window(arrays: Arrays, concurrency: int) -> WindowResult:
 
 
 def _rate_within(arrays: Arrays, bounds: tuple[float, float]) -> float:
-    times, weights = chunk_times(arrays)
-    inside = (times > bounds[0]) & (times <= bounds[1])
-    return float(weights[inside].sum() / (bounds[1] - bounds[0]))
+    """Tokens/s between two moments; a chunk on an edge counts by the share of its span that lies inside."""
+    begin, end, weight = chunk_spans(arrays)
+    inside = np.clip(end, *bounds) - np.clip(begin, *bounds)
+    share = np.where(end > begin, inside / np.maximum(end - begin, 1e-9), (end > bounds[0]) & (end <= bounds[1]))
+    return float((weight * share).sum() / (bounds[1] - bounds[0]))
 
 
 def _mean_in_flight(arrays: Arrays, bounds: tuple[float, float]) -> float:

@@ -36,9 +36,7 @@ def parse_counters(text: str) -> Counters:
         for sample in family.samples:
             if not sample.name.endswith("_total"):
                 continue
-            labels = {
-                key: value for key, value in sample.labels.items() if key not in {"engine", "model_name"}
-            }
+            labels = {key: value for key, value in sample.labels.items() if key not in {"engine", "model_name"}}
             suffix = ",".join(f"{key}={labels[key]}" for key in sorted(labels))
             name = sample.name.removeprefix(PREFIX) + (f"{{{suffix}}}" if suffix else "")
             counters[name] = counters.get(name, 0.0) + sample.value
@@ -65,7 +63,5 @@ def acceptance_per_position(delta: Counters) -> list[float] | None:
     if not drafts:
         return None
     name = "spec_decode_num_accepted_tokens_per_pos_total{position="
-    positions = sorted(
-        (int(key[len(name) : -1]), value) for key, value in delta.items() if key.startswith(name)
-    )
+    positions = sorted((int(key[len(name) : -1]), value) for key, value in delta.items() if key.startswith(name))
     return [value / drafts for _, value in positions]

@@ -1,15 +1,19 @@
 """Room bench: everything a verdict may rest on, read from a run folder alone."""
 
 import gzip
+import zipfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from bench.counters import Counters, difference
 from bench.runfolder import read_json, read_recipe, seal_faults, windows_of
 from images.errors import RunProblem
-from recipes.schema import Recipe
+from recipes.schema import Recipe, Text
 
 NAMES = {
     "start_s": np.floating,
@@ -21,6 +25,63 @@ NAMES = {
     "gaps_us": np.integer,
     "error": np.str_,
 }
+
+
+class Stored(BaseModel):
+    """A JSON file of a run: the keys a verdict needs are checked, others may stand beside them."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+
+class EngineRecord(Stored):
+    """Which engine ran."""
+
+    answered: list[str] = []
+
+
+class ModelRecord(Stored):
+    """Which checkpoint was served: sha256 by file name, None for a file that was missing."""
+
+    files: dict[str, str | None] | None = None
+
+
+class Failure(Stored):
+    """What ended a run early, and in which stage."""
+
+    stage: Text
+    cause: Text
+
+
+class Manifest(Stored):
+    """manifest.json: the run's fingerprint."""
+
+    planned_windows: int
+    engine: EngineRecord
+    model: ModelRecord
+    failure: Failure | None
+
+
+class Machine(Stored):
+    """machine.json: facts of the machine."""
+
+    slug: str
+
+
+class CounterRecord(Stored):
+    """counters.json of a window."""
+
+    before: Counters
+    after: Counters
+
+
+class LiveRecord(Stored):
+    """argv.json or env.json of a boot: what was rendered and what ran."""
+
+    rendered: list[str] | dict[str, str | None]
+    live: list[str] | dict[str, str | None]
+
+
+Kind = TypeVar("Kind", bound=Stored)
 
 
 @dataclass(frozen=True)
@@ -38,8 +99,8 @@ class Boot:
     """One life of the server: what was rendered, what was live, and its log."""
 
     number: int
-    argv: dict
-    env: dict
+    argv: LiveRecord | None
+    env: LiveRecord | None
     log: str
 
 
@@ -48,8 +109,8 @@ class Evidence:
     """A run, read."""
 
     recipe: Recipe
-    manifest: dict
-    machine: dict
+    manifest: Manifest
+    machine: Machine
     windows: list[Window]
     boots: list[Boot]
     seal_faults: list[str]
@@ -64,8 +125,8 @@ def read_evidence(run: Path) -> Evidence:
     boots = [folder for folder in run.glob("boots/*") if folder.name.isdigit()]
     return Evidence(
         recipe=recipe,
-        manifest=read_json(run / "manifest.json"),
-        machine=read_json(run / "machine.json"),
+        manifest=_stored(Manifest, run / "manifest.json"),
+        machine=_stored(Machine, run / "machine.json"),
         windows=[_read_window(boot, number, folder) for boot, number, folder in windows_of(run)],
         boots=[_read_boot(folder) for folder in sorted(boots, key=lambda folder: int(folder.name))],
         seal_faults=seal_faults(run),
@@ -77,7 +138,7 @@ def _read_window(boot: int, number: int, folder: Path) -> Window:
     try:
         with np.load(file, allow_pickle=False) as stored:
             arrays = {name: stored[name] for name in stored.files}
-    except (OSError, ValueError, EOFError, KeyError) as error:
+    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
         raise RunProblem(f"{file}: not a window's raw arrays: {error}") from error
     for name, kind in NAMES.items():
         if name not in arrays or not np.issubdtype(arrays[name].dtype, kind):
@@ -89,18 +150,30 @@ def _read_window(boot: int, number: int, folder: Path) -> Window:
     counters = folder / "counters.json"
     counted = None
     if counters.exists():
-        stored = read_json(counters)
-        counted = difference(stored["before"], stored["after"])
+        stored = _stored(CounterRecord, counters)
+        counted = difference(stored.before, stored.after)
     return Window(boot, number, arrays, counted)
 
 
 def _read_boot(folder: Path) -> Boot:
     log = folder / "server.log.gz"
-    text = gzip.decompress(log.read_bytes()).decode(errors="replace") if log.exists() else ""
+    try:
+        text = gzip.decompress(log.read_bytes()).decode(errors="replace") if log.exists() else ""
+    except (OSError, EOFError, zlib.error) as error:
+        raise RunProblem(f"{log}: not a gzip file: {error}") from error
     argv, env = folder / "argv.json", folder / "env.json"
     return Boot(
         number=int(folder.name),
-        argv=read_json(argv) if argv.exists() else {},
-        env=read_json(env) if env.exists() else {},
+        argv=_stored(LiveRecord, argv) if argv.exists() else None,
+        env=_stored(LiveRecord, env) if env.exists() else None,
         log=text,
     )
+
+
+def _stored(kind: type[Kind], file: Path) -> Kind:
+    try:
+        return kind.model_validate(read_json(file))
+    except ValidationError as errors:
+        first = errors.errors(include_url=False)[0]
+        key = ".".join(str(part) for part in first["loc"]) or "the whole file"
+        raise RunProblem(f"{file}: {key}: {first['msg']}") from None

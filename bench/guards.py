@@ -42,21 +42,18 @@ def _seal(evidence: Evidence) -> Iterator[Guard]:
 
 
 def _finished(evidence: Evidence) -> Iterator[Guard]:
-    load = evidence.recipe.benchmark
-    wanted = evidence.manifest.get("planned_windows", load.boots * load.windows)
-    failure = evidence.manifest.get("failure")
+    wanted = evidence.manifest.planned_windows
+    failure = evidence.manifest.failure
     got = len(evidence.windows)
-    said = f"{failure['stage']}: {failure['cause']}" if failure else f"{got} of {wanted} windows"
+    said = f"{failure.stage}: {failure.cause}" if failure else f"{got} of {wanted} windows"
     ok = failure is None and got == wanted
-    yield Guard("finished", ok, said, f"{wanted} of {wanted} windows", "windows", "manifest.json")
+    yield Guard("finished", ok, said, f"{wanted} of {wanted} windows", "", "manifest.json")
 
 
 def _completed(evidence: Evidence) -> Iterator[Guard]:
     wanted = evidence.recipe.benchmark.prompts
     worst = _worst(evidence, lambda window: float(succeeded(window.arrays).sum()), min)
-    yield Guard(
-        "completed", None if worst is None else worst == wanted, worst, wanted, "requests", "load client"
-    )
+    yield Guard("completed", None if worst is None else worst == wanted, worst, wanted, "requests", "load client")
 
 
 def _no_errors(evidence: Evidence) -> Iterator[Guard]:
@@ -69,13 +66,9 @@ def _no_errors(evidence: Evidence) -> Iterator[Guard]:
 def _finish_counters(evidence: Evidence) -> Iterator[Guard]:
     """A stream that ends in an error event counts as success in the client: the server knows better."""
     wanted = evidence.recipe.benchmark.prompts
-    worst = _worst(
-        evidence, lambda window: _count(window, "request_success_total{finished_reason=length}"), min
-    )
+    worst = _worst(evidence, lambda window: _count(window, "request_success_total{finished_reason=length}"), min)
     ok = None if worst is None else worst == wanted
-    yield Guard(
-        "finish_counters", ok, worst, wanted, "requests", "vllm:request_success_total{finished_reason=length}"
-    )
+    yield Guard("finish_counters", ok, worst, wanted, "requests", "vllm:request_success_total{finished_reason=length}")
 
 
 def _output_lengths(evidence: Evidence) -> Iterator[Guard]:
@@ -118,9 +111,7 @@ def _prefix_hits(evidence: Evidence) -> Iterator[Guard]:
 
     worst = _worst(evidence, share, max)
     ok = None if worst is None else worst <= PREFIX_HITS_LIMIT
-    yield Guard(
-        "prefix_hits", ok, worst, PREFIX_HITS_LIMIT, "share of queries", "vllm:prefix_cache_hits_total"
-    )
+    yield Guard("prefix_hits", ok, worst, PREFIX_HITS_LIMIT, "share of queries", "vllm:prefix_cache_hits_total")
 
 
 def _preemptions(evidence: Evidence) -> Iterator[Guard]:
@@ -140,22 +131,20 @@ def _counters_grow(evidence: Evidence) -> Iterator[Guard]:
         return None if window.counted is None else float(sum(value < 0 for value in window.counted.values()))
 
     worst = _worst(evidence, fallen, max)
-    yield Guard(
-        "same_server", None if worst is None else worst == 0, worst, 0, "counters that fell", "/metrics"
-    )
+    yield Guard("same_server", None if worst is None else worst == 0, worst, 0, "counters that fell", "/metrics")
 
 
 def _engine_version(evidence: Evidence) -> Iterator[Guard]:
     wanted = evidence.recipe.engine.version
-    seen = sorted(set(evidence.manifest.get("engine", {}).get("answered", [])))
+    seen = sorted(set(evidence.manifest.engine.answered))
     ok = None if not seen else seen == [wanted]
     yield Guard("engine_version", ok, ", ".join(seen) or None, wanted, "", "/version")
 
 
 def _live_settings(evidence: Evidence) -> Iterator[Guard]:
     for name, pick in (("live_argv", lambda boot: boot.argv), ("live_env", lambda boot: boot.env)):
-        states = [(boot.number, pick(boot)) for boot in evidence.boots if pick(boot).get("live")]
-        differing = [number for number, state in states if state["live"] != state["rendered"]]
+        states = [(boot.number, pick(boot)) for boot in evidence.boots if pick(boot) and pick(boot).live]
+        differing = [number for number, state in states if state.live != state.rendered]
         ok = not differing if states else None
         said = f"differs on boot {differing}" if differing else "equal" if states else None
         yield Guard(name, ok, said, "equal", "", "/proc of the engine's process against the rendered spec")
@@ -170,9 +159,7 @@ def _log_proof(evidence: Evidence) -> Iterator[Guard]:
         wrong += [f"boot {boot.number} lacks {text!r}" for text in proof.must_log if text not in boot.log]
         wrong += [f"boot {boot.number} says {text!r}" for text in proof.must_not_log if text in boot.log]
     ok = not wrong if evidence.boots else None
-    yield Guard(
-        "log_proof", ok, "; ".join(wrong) or "as declared", "as declared", "", "server log, recipe's proof"
-    )
+    yield Guard("log_proof", ok, "; ".join(wrong) or "as declared", "as declared", "", "server log, recipe's proof")
 
 
 def _worst(

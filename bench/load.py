@@ -22,6 +22,7 @@ from recipes.spec import FIXED_ENV
 
 TEXT_SHARE = 0.01
 POLL_S = 0.5
+REQUEST_TIMEOUT_S = 3600
 FINISHED = "request_success_total"
 
 Progress = Callable[[int, int], None]
@@ -38,25 +39,19 @@ def warm_up(url: str, model: str, load: Benchmark, prompts: list[str], alive: Ca
     """
     failures = asyncio.run(_warm_up(url, model, load, prompts, alive))
     if failures:
-        raise LoadProblem(
-            f"warm-up: {len(failures)} of {len(prompts)} requests failed; the first: {failures[0]}"
-        )
+        raise LoadProblem(f"warm-up: {len(failures)} of {len(prompts)} requests failed; the first: {failures[0]}")
 
 
-async def _warm_up(
-    url: str, model: str, load: Benchmark, prompts: list[str], alive: Callable[[], bool]
-) -> list[str]:
+async def _warm_up(url: str, model: str, load: Benchmark, prompts: list[str], alive: Callable[[], bool]) -> list[str]:
     gate = asyncio.Semaphore(load.concurrency)
     limits = httpx.Limits(max_connections=load.concurrency)
-    async with httpx.AsyncClient(base_url=url, timeout=None, limits=limits, trust_env=False) as client:
+    async with httpx.AsyncClient(base_url=url, timeout=REQUEST_TIMEOUT_S, limits=limits, trust_env=False) as client:
 
         async def one(prompt: str) -> str | None:
             body = {"model": model, "prompt": prompt, "max_tokens": load.output_len, "ignore_eos": True}
             async with gate:
                 try:
-                    answer = await client.post(
-                        "/v1/completions", json={**body, "temperature": load.temperature}
-                    )
+                    answer = await client.post("/v1/completions", json={**body, "temperature": load.temperature})
                 except httpx.HTTPError as error:
                     return f"{type(error).__name__} {error}"
             return None if answer.status_code == 200 else f"{answer.status_code} {answer.text[:200]}"
@@ -70,9 +65,7 @@ async def _warm_up(
         return [failure for failure in work.result() if failure]
 
 
-def client_command(
-    engine: Engine, url: str, model: str, tokenizer: Path, load: Benchmark, folder: Path
-) -> list[str]:
+def client_command(engine: Engine, url: str, model: str, tokenizer: Path, load: Benchmark, folder: Path) -> list[str]:
     """The load engine's command line. Every default that would bend the load is stated."""
     return [
         *engine.command(),
@@ -126,11 +119,7 @@ def run_window(
             status = client.status()
         result = folder / "result.json"
         if not result.exists():
-            why = (
-                "the engine ended during the window"
-                if not alive()
-                else f"the load client ended with status {status}"
-            )
+            why = "the engine ended during the window" if not alive() else f"the load client ended with status {status}"
             raise LoadProblem(f"{why}; the window has no result.\n{_last_words(log)}")
         return compact(json.loads(result.read_text()))
 
@@ -175,13 +164,11 @@ def compact(result: dict) -> dict[str, np.ndarray]:
         "chunks": np.asarray(
             [len(gap) + (ttft > 0) for gap, ttft in zip(gaps, result["ttfts"], strict=True)], np.int32
         ),
-        "gaps_us": np.rint(
-            np.concatenate([np.asarray(gap, np.float64) for gap in gaps] or [[]]) * 1e6
-        ).astype(np.uint32),
-        "error": np.asarray([_short(error) for error in result["errors"]], dtype=np.str_),
-        "text_sha256": np.asarray(
-            [hashlib.sha256((text or "").encode()).hexdigest()[:16] for text in texts], np.str_
+        "gaps_us": np.rint(np.concatenate([np.asarray(gap, np.float64) for gap in gaps] or [[]]) * 1e6).astype(
+            np.uint32
         ),
+        "error": np.asarray([_short(error) for error in result["errors"]], dtype=np.str_),
+        "text_sha256": np.asarray([hashlib.sha256((text or "").encode()).hexdigest()[:16] for text in texts], np.str_),
         "texts": np.asarray(texts[:kept], dtype=np.str_),
     }
 

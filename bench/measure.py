@@ -27,6 +27,7 @@ from recipes.run.supervised import interrupts_held
 from recipes.spec import ServingSpec
 
 WARM_UP_WAVES = 2
+LAST_BREATH_S = 5
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 
@@ -76,8 +77,17 @@ class Recorder:
             "seed": load.seed,
             "url": plan.url,
             "boots": [],
-            "failure": None,
+            # Until the run is closed, this is true: a tool killed by force leaves just this behind.
+            "failure": {"stage": "unknown", "cause": "the record was never closed: the tool itself was killed"},
         }
+
+    def write(self, run: Path) -> None:
+        """Write the manifest as it stands."""
+        write_text(run / "manifest.json", dump_json(self.manifest))
+
+    def succeeded(self) -> None:
+        """Record that every planned window was measured."""
+        self.manifest["failure"] = None
 
     def failed(self, cause: str) -> None:
         """Record what ended the run, and in which stage."""
@@ -92,9 +102,11 @@ def measure(plan: Plan, root: Path) -> Path:
     run = new_run(plan.loaded.recipe, root)
     recorder = Recorder(plan, run)
     try:
+        recorder.write(run)
         write_recipe(run, plan.loaded.recipe)
         write_text(run / "machine.json", dump_json({**plan.machine, **_not_measured()}))
         _boots(plan, run, recorder)
+        recorder.succeeded()
     except KeyboardInterrupt:
         recorder.failed("interrupted")
     except Problem as problem:
@@ -103,7 +115,7 @@ def measure(plan: Plan, root: Path) -> Path:
         recorder.failed(anonymous(f"{error.strerror}: {error.filename}", plan))
     with interrupts_held():
         recorder.manifest["finished"] = _now()
-        write_text(run / "manifest.json", dump_json(recorder.manifest))
+        recorder.write(run)
         lines = [f"{value}  {name}\n" for name, value in sorted(recorder.prompt_digests.items())]
         write_text(run / "prompts.sha256", "".join(lines))
         seal(run)
@@ -137,9 +149,7 @@ def _target(plan: Plan, folder: Path, boot: int, recorder: Recorder) -> Iterator
     try:
         with ExitStack() as stack:
             with stage(f"boot {boot}: starting the engine") as update:
-                server = stack.enter_context(
-                    serve(plan.spec, plan.engine, log, lambda status: update(status))
-                )
+                server = stack.enter_context(serve(plan.spec, plan.engine, log, update))
             _record_boot(plan, folder, boot, server, recorder)
             yield Target(server.url, server.served_name, server.alive)
     finally:
@@ -168,9 +178,7 @@ def anonymous(text: str, plan: Plan) -> str:
 def _record_boot(plan: Plan, folder: Path, boot: int, server: Server, recorder: Recorder) -> None:
     rendered = [*plan.engine.command(), *plan.spec.argv]
     argv = {"rendered": rendered, "live": server.argv}
-    write_text(
-        folder / "argv.json", dump_json({key: [anonymous(a, plan) for a in argv[key]] for key in argv})
-    )
+    write_text(folder / "argv.json", dump_json({key: [anonymous(a, plan) for a in argv[key]] for key in argv}))
     live_env = {name: server.env.get(name) for name in plan.spec.env}
     write_text(folder / "env.json", dump_json({"rendered": plan.spec.env, "live": live_env}))
     recorder.manifest["boots"].append({"boot": boot, "boot_s": round(server.boot_s, 1)})
@@ -191,9 +199,7 @@ def _measure_boot(plan: Plan, run: Path, boot: int, target: Target, recorder: Re
         prompts = make_prompts(load, tokenizer, window_seed(load.seed, boot, window), load.prompts)
         name = f"boots/{boot}/w{window}"
         recorder.prompt_digests[name] = digest(as_jsonl(prompts, load.output_len))
-        _measure_window(
-            plan, window_folder(run, boot, window), f"boot {boot}: window {window}", target, prompts
-        )
+        _measure_window(plan, window_folder(run, boot, window), f"boot {boot}: window {window}", target, prompts)
 
 
 def _measure_window(plan: Plan, folder: Path, title: str, target: Target, prompts: list[str]) -> None:
@@ -213,9 +219,28 @@ def _measure_window(plan: Plan, folder: Path, title: str, target: Target, prompt
             progress=lambda done, total: update(f"{done}/{total} requests", done, total),
         )
     save_window(folder, arrays)
+    refuse_dead(target)
     after = read_counters(target.url)
     clock = {"started_monotonic_s": round(started, 3), "ended_monotonic_s": round(time.monotonic(), 3)}
     write_text(folder / "counters.json", dump_json({"before": before, "after": after, "clock": clock}))
+
+
+def refuse_dead(target: Target) -> None:
+    """Raise EngineProblem if the engine has ended, or ends now: its last process takes a moment to notice."""
+    deadline = time.monotonic() + LAST_BREATH_S
+    while target.alive() and not _answers(target.url):
+        if time.monotonic() > deadline:
+            raise EngineProblem("the engine no longer answers on /health")
+        time.sleep(0.2)
+    if not target.alive():
+        raise EngineProblem("the engine ended during the window")
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/health", timeout=5, trust_env=False).status_code == 200
+    except httpx.HTTPError:
+        return False
 
 
 def engine_version(url: str) -> str:
@@ -236,21 +261,15 @@ def require_model(plan: Plan) -> None:
         answer = httpx.get(f"{url}/v1/models", timeout=10, trust_env=False)
         served = [model["id"] for model in answer.json()["data"]]
     except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError) as error:
-        raise EngineProblem(
-            f"no vLLM server answers at {url}: {error}. Start one, or check --url."
-        ) from error
+        raise EngineProblem(f"no vLLM server answers at {url}: {error}. Start one, or check --url.") from error
     if wanted not in served:
-        raise EngineProblem(
-            f"the server at {url} serves {', '.join(served) or 'nothing'}, the recipe wants {wanted!r}"
-        )
+        raise EngineProblem(f"the server at {url} serves {', '.join(served) or 'nothing'}, the recipe wants {wanted!r}")
 
 
 def with_repeats(loaded: Loaded, boots: int | None, windows: int | None) -> Loaded:
     """The same recipe with another number of boots or windows; the run's recipe.yaml shows it."""
     update = {key: value for key, value in (("boots", boots), ("windows", windows)) if value}
-    benchmark = type(loaded.recipe.benchmark).model_validate(
-        {**loaded.recipe.benchmark.model_dump(), **update}
-    )
+    benchmark = type(loaded.recipe.benchmark).model_validate({**loaded.recipe.benchmark.model_dump(), **update})
     return replace(loaded, recipe=loaded.recipe.model_copy(update={"benchmark": benchmark}))
 
 

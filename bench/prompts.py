@@ -8,6 +8,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from images.errors import EngineProblem
+from recipes.library.micro.streams import HELD_OUT, stream
 from recipes.schema import Benchmark
 
 ATTEMPTS = 200
@@ -54,9 +55,7 @@ def make_prompts(load: Benchmark, tokenizer: Tokenizer, seed: int, count: int) -
 
 
 def _task_stream(length: int, _tokenizer: Tokenizer, rng: random.Random) -> str:
-    from recipes.library.micro.streams import stream
-
-    return stream(rng.getrandbits(48), length, "held_out")
+    return stream(rng.getrandbits(48), length, HELD_OUT)
 
 
 def _random_text(length: int, tokenizer: Tokenizer, rng: random.Random) -> str | None:

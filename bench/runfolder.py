@@ -11,7 +11,7 @@ import yaml
 
 from images.errors import RunProblem
 from images.yaml_source import read_yaml
-from recipes.load import as_data
+from recipes.load import as_data, validate
 from recipes.model_files import sha256
 from recipes.schema import Recipe
 
@@ -63,11 +63,7 @@ def window_folder(run: Path, boot: int, window: int) -> Path:
 def files_of(run: Path) -> list[Path]:
     """Every file that the seal covers, sorted by its path below the run."""
     files = (path for path in run.rglob("*") if path.is_file() or path.is_symlink())
-    kept = [
-        path
-        for path in files
-        if str(path.relative_to(run)) not in DERIVED and not path.name.endswith(".partial")
-    ]
+    kept = [path for path in files if str(path.relative_to(run)) not in DERIVED and not path.name.endswith(".partial")]
     return sorted(kept, key=lambda path: path.relative_to(run).as_posix())
 
 
@@ -91,9 +87,7 @@ def seal_faults(run: Path) -> list[str]:
     faults += [f"{name} was added" for name in present.keys() - sealed.keys()]
     common = sealed.keys() & present.keys()
     faults += [
-        f"{name} was changed"
-        for name in common
-        if present[name].is_symlink() or sha256(present[name]) != sealed[name]
+        f"{name} was changed" for name in common if present[name].is_symlink() or sha256(present[name]) != sealed[name]
     ]
     return sorted(faults)
 
@@ -116,8 +110,6 @@ def read_recipe(run: Path) -> Recipe:
 
     Raises RunProblem when the folder is no run, UsageProblem when its recipe is of another schema.
     """
-    from recipes.load import validate
-
     file = run / "recipe.yaml"
     if not file.is_file():
         raise RunProblem(f"{run} is no run folder: it has no recipe.yaml. Runs are below {RUNS}/ or results/")

@@ -56,11 +56,9 @@ def measure_evidence(evidence: Evidence) -> Measurement:
     """Reduce a run's windows to figures."""
     usable = [window for window in evidence.windows if succeeded(window.arrays).any()]
     numbers = sorted({window.boot for window in usable})
-    results = {
-        id(window): analyse_window(window.arrays, evidence.recipe.benchmark.concurrency) for window in usable
-    }
+    results = {id(window): analyse_window(window.arrays, evidence.recipe.benchmark.concurrency) for window in usable}
 
-    def a_boot(pick) -> list[float]:  # noqa: ANN001
+    def a_boot(pick) -> list[float]:
         rows = [[pick(window) for window in usable if window.boot == number] for number in numbers]
         return [float(np.mean(row)) for row in rows if all(value is not None for value in row)]
 
@@ -83,7 +81,7 @@ def judge(evidence: Evidence) -> dict:
     verdict = {
         "schema": SCHEMA,
         "recipe": evidence.recipe.id,
-        "machine": evidence.machine.get("slug"),
+        "machine": evidence.machine.slug,
         "state": overall_state(evidence.recipe.claims, claims, voided),
         "status": "measured",
         "boots": len({window.boot for window in evidence.windows}),
@@ -167,17 +165,15 @@ def _state(claim: Claim, evidence: Evidence, boots: list[float], voided: list[Gu
     interval = interval95(boots)
     if interval is None or len(boots) < BOOTS_FOR_INTERVAL:
         return "INCONCLUSIVE", f"{len(boots)} boot(s), no interval; {BOOTS_FOR_INTERVAL} boots are needed"
-    return _compare(
-        claim, *interval, f"95% interval {interval[0]:.5g} to {interval[1]:.5g} over {len(boots)} boots"
-    )
+    return _compare(claim, *interval, f"95% interval {interval[0]:.5g} to {interval[1]:.5g} over {len(boots)} boots")
 
 
 def incomparable(claim: Claim, evidence: Evidence) -> str | None:
     """Why this run can't be set against the claim: another machine or another model; else None."""
-    slug = evidence.machine.get("slug")
+    slug = evidence.machine.slug
     if claim.machine not in {"any", slug}:
         return f"the claim is of {claim.machine}, this machine is {slug}"
-    observed = evidence.manifest.get("model", {}).get("files")
+    observed = evidence.manifest.model.files
     if observed is None:
         return "the model's files were not recorded"
     differing = differing_files(evidence.recipe.model.files, observed)

@@ -13,9 +13,7 @@ POLL_S = 0.2
 
 def run(argv: Sequence[str], env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess:
     """Run a short command and return its output as text. Never raises on a status."""
-    return subprocess.run(
-        argv, env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False
-    )
+    return subprocess.run(argv, env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
 
 
 def run_shown(

@@ -1,5 +1,6 @@
 """Room images: how the project speaks. Results go to stdout, progress and notes to stderr."""
 
+import json
 import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,6 +26,11 @@ def err() -> Console:
 def note(message: str) -> None:
     """Print one line of progress."""
     err().print(message, markup=False)
+
+
+def emit_json(value: object) -> None:
+    """Print a value for a script: one line, sorted keys, nothing else on stdout."""
+    print(json.dumps(value, sort_keys=True))
 
 
 def echo_command(argv: Sequence[str]) -> None:

@@ -151,9 +151,7 @@ def _build(name: str, home: Path) -> None:
     python = home / "bin" / "python"
     install = [*uv, "pip", "install", "--python", str(python), "--require-hashes", "--no-deps"]
     install += torch_source(facts["requires"], python, environ)
-    _step(
-        [*install, "-r", str(IMAGES / name / "pins.txt")], "2/3 installing the pinned packages", log, environ
-    )
+    _step([*install, "-r", str(IMAGES / name / "pins.txt")], "2/3 installing the pinned packages", log, environ)
     _alias_distribution(facts, home)
     # Without bytecode every one of the engine's three processes compiles vLLM and torch at each start.
     compiling = [str(python), "-m", "compileall", "-q", "-j", "0", str(home / "lib")]

@@ -1,5 +1,7 @@
 """Room images: the errors made for people; one base for the whole project, one class a cause."""
 
+from difflib import get_close_matches
+
 
 class Problem(Exception):
     """Something a person can act on. Printed as one message, never as a traceback.
@@ -27,6 +29,4 @@ class RunProblem(Problem):
 
 def nearest(word: str, choices: list[str], count: int = 3) -> list[str]:
     """Return up to `count` of `choices` that resemble `word`, best first."""
-    from difflib import get_close_matches
-
     return get_close_matches(word, choices, n=count, cutoff=0.5)

@@ -29,9 +29,7 @@ def pip_files(environ: Mapping[str, str]) -> list[Path]:
     """The configuration files pip reads on Linux, lowest precedence first."""
     home = Path(environ.get("HOME", "/"))
     config = Path(environ.get("XDG_CONFIG_HOME") or home / ".config")
-    shared = [
-        Path(folder) / "pip/pip.conf" for folder in environ.get("XDG_CONFIG_DIRS", "/etc/xdg").split(":")
-    ]
+    shared = [Path(folder) / "pip/pip.conf" for folder in environ.get("XDG_CONFIG_DIRS", "/etc/xdg").split(":")]
     files = [*shared, Path("/etc/pip.conf"), home / ".pip/pip.conf", config / "pip/pip.conf"]
     if "PIP_CONFIG_FILE" in environ:
         files.append(Path(environ["PIP_CONFIG_FILE"]))

@@ -53,16 +53,12 @@ def read_yaml(file: Path) -> Document:
         node = yaml.compose(text, Loader=yaml.CSafeLoader)
         if not isinstance(node, yaml.MappingNode):
             line = 1 if node is None else node.start_mark.line + 1
-            raise UsageProblem(
-                f"{Mark(file, line)}: wanted a mapping of keys to values at the top of the file"
-            )
+            raise UsageProblem(f"{Mark(file, line)}: wanted a mapping of keys to values at the top of the file")
         marks: dict[KeyPath, Mark] = {(): Mark(file, 1)}
         return Document(file, _value(file, node, (), marks), marks)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        raise UsageProblem(
-            f"{Mark(file, mark.line + 1 if mark else 1)}: not valid YAML: {error.problem}"
-        ) from error
+        raise UsageProblem(f"{Mark(file, mark.line + 1 if mark else 1)}: not valid YAML: {error.problem}") from error
     except yaml.YAMLError as error:
         raise UsageProblem(f"{shown(file)}: not valid YAML: {error}") from error
 
@@ -70,9 +66,7 @@ def read_yaml(file: Path) -> Document:
 def _read_text(file: Path) -> str:
     try:
         if file.stat().st_size > MAX_BYTES:
-            raise UsageProblem(
-                f"{shown(file)}: {file.stat().st_size} bytes; a recipe file has at most {MAX_BYTES}"
-            )
+            raise UsageProblem(f"{shown(file)}: {file.stat().st_size} bytes; a recipe file has at most {MAX_BYTES}")
         return file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise UsageProblem(f"{shown(file)}: not UTF-8 text (byte {error.start})") from error
@@ -85,9 +79,7 @@ def _refuse_hostile(file: Path, text: str) -> None:
     for event in yaml.parse(text, Loader=yaml.CSafeLoader):
         mark = Mark(file, event.start_mark.line + 1)
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
-            raise UsageProblem(
-                f"{mark}: anchors and aliases aren't allowed; use `extends`, or write the value out"
-            )
+            raise UsageProblem(f"{mark}: anchors and aliases aren't allowed; use `extends`, or write the value out")
         if getattr(event, "tag", None):
             raise UsageProblem(f"{mark}: tag {event.tag!r} isn't allowed; write a plain value")
         if isinstance(event, yaml.MappingStartEvent | yaml.SequenceStartEvent):

@@ -1,8 +1,6 @@
 """Room recipes: checking and listing the library for people and for scripts."""
 
-import json
-
-from images.console import out, table
+from images.console import emit_json, out, table
 from images.engine import find_engine, image_facts
 from images.errors import UsageProblem
 from recipes.load import Loaded, first_choice, load_recipe, recipe_ids, resolve_id
@@ -24,7 +22,7 @@ def check_recipes(name: str | None, as_json: bool) -> int:
     ids = recipe_ids() if name is None else [resolve_id(name)]
     found = {recipe_id: findings(recipe_id) for recipe_id in ids}
     if as_json:
-        print(json.dumps(found, sort_keys=True))  # noqa: T201
+        emit_json(found)
     else:
         console = out()
         for recipe_id, lines in found.items():
@@ -40,13 +38,9 @@ def list_recipes(as_json: bool) -> None:
     chosen, why = first_choice(machine["slug"])
     rows = [_row(recipe_id, machine) for recipe_id in recipe_ids()]
     if as_json:
-        print(
-            json.dumps({"machine": machine["slug"], "first_choice": chosen, "recipes": rows}, sort_keys=True)
-        )  # noqa: T201
+        emit_json({"machine": machine["slug"], "first_choice": chosen, "recipes": rows})
         return
-    lines = [
-        (("→ " if row["id"] == chosen else "  ") + row["id"], row["change"], row["here"]) for row in rows
-    ]
+    lines = [(("→ " if row["id"] == chosen else "  ") + row["id"], row["change"], row["here"]) for row in rows]
     console = out()
     console.print(table("Recipes", ("recipe", "change", "on this machine"), lines))
     console.print(f"\n→ what `./inv reproduce` runs here: {why}.", markup=False)

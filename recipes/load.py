@@ -49,9 +49,7 @@ def load_ladder(family: str, library: Path = LIBRARY) -> Ladder:
     for key, rungs in (("default", [ladder.default]), ("rungs", ladder.rungs)):
         for rung in rungs:
             if not (library / family / f"{rung}.yaml").exists():
-                raise UsageProblem(
-                    f"{nearest_mark(document.marks, (key,))}: {key}: there is no file {rung}.yaml"
-                )
+                raise UsageProblem(f"{nearest_mark(document.marks, (key,))}: {key}: there is no file {rung}.yaml")
     return ladder
 
 
@@ -60,9 +58,7 @@ def recipe_ids(library: Path = LIBRARY) -> list[str]:
     ids = []
     for family in families(library):
         rungs = list(load_ladder(family, library).rungs)
-        others = (
-            {path.stem for path in (library / family).glob("*.yaml")} - set(rungs) - {Path(LADDER_FILE).stem}
-        )
+        others = {path.stem for path in (library / family).glob("*.yaml")} - set(rungs) - {Path(LADDER_FILE).stem}
         ids += [f"{family}/{rung}" for rung in [*rungs, *sorted(others)]]
     return ids
 
@@ -93,16 +89,12 @@ def _load(recipe_id: str, library: Path, chain: tuple[str, ...]) -> Loaded:
     file = library / f"{recipe_id}.yaml"
     document = read_yaml(file)
     if document.data.get("id") != recipe_id:
-        raise UsageProblem(
-            f"{_mark(document, 'id')}: id is {document.data.get('id')!r}, the file says {recipe_id!r}"
-        )
+        raise UsageProblem(f"{_mark(document, 'id')}: id is {document.data.get('id')!r}, the file says {recipe_id!r}")
     parent_id = document.data.get("extends")
     if parent_id is None:
         recipe = validate(Recipe, document.data, document.marks)
         if recipe.delta:
-            raise UsageProblem(
-                f"{_mark(document, 'delta')}: delta without extends: there is nothing to differ from"
-            )
+            raise UsageProblem(f"{_mark(document, 'delta')}: delta without extends: there is nothing to differ from")
         return Loaded(recipe, file.parent, document.marks)
     if parent_id in (*chain, recipe_id):
         loop = " → ".join([*chain, recipe_id, parent_id])
@@ -131,9 +123,7 @@ def _extend(document: Document, parent: Loaded, folder: Path) -> Loaded:
         mark = nearest_mark(marks, tuple(key.split(".")))
         raise UsageProblem(f"{mark}: {key}: changed, but delta.changes doesn't declare it")
     for key in sorted(declared - found):
-        raise UsageProblem(
-            f"{_mark(document, 'delta', 'changes')}: {key}: declared in delta.changes, but not changed"
-        )
+        raise UsageProblem(f"{_mark(document, 'delta', 'changes')}: {key}: declared in delta.changes, but not changed")
     return Loaded(recipe, folder, marks)
 
 
@@ -146,9 +136,7 @@ def changes(before: Recipe, after: Recipe) -> list[str]:
     """The dotted keys in which two recipes differ, beyond their ids, titles, claims and deltas."""
     old, new = dict(leaves(as_data(before))), dict(leaves(as_data(after)))
     differing = (path for path in old.keys() | new.keys() if old.get(path) != new.get(path))
-    return sorted(
-        ".".join(path) for path in differing if path[0] not in OWN_KEYS and path != ("engine", "unset")
-    )
+    return sorted(".".join(path) for path in differing if path[0] not in OWN_KEYS and path != ("engine", "unset"))
 
 
 def leaves(data: dict, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:

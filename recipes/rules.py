@@ -48,9 +48,7 @@ def _cpu_async(recipe: Recipe, device: str) -> tuple[str, ...] | None:
 def _cpu_mtp_prefix(recipe: Recipe, device: str) -> tuple[str, ...] | None:
     speculative = "speculative-config" in recipe.engine.flags
     caching = recipe.engine.flags.get("enable-prefix-caching") is not False
-    return (
-        ("engine", "flags", "enable-prefix-caching") if device == "cpu" and speculative and caching else None
-    )
+    return ("engine", "flags", "enable-prefix-caching") if device == "cpu" and speculative and caching else None
 
 
 def _few_prompts(recipe: Recipe, _device: str) -> tuple[str, ...] | None:

@@ -56,9 +56,7 @@ class Runtime(Part):
     kind: Literal["process"] = "process"
     host: Literal["127.0.0.1"] = Field(default="127.0.0.1", description="address; loopback only")
     port: int = Field(default=8000, ge=1024, le=65535)
-    ready_timeout_s: int = Field(
-        default=300, ge=1, le=7200, description="deadline for the first real completion"
-    )
+    ready_timeout_s: int = Field(default=300, ge=1, le=7200, description="deadline for the first real completion")
     stop_timeout_s: int = Field(default=5, ge=1, le=600, description="from SIGTERM to SIGKILL")
 
 
@@ -84,9 +82,7 @@ class Benchmark(Part):
     input_len: int = Field(ge=1, le=131072, description="tokens in, exact")
     output_len: int = Field(ge=2, le=131072, description="tokens out, exact: end-of-sequence is ignored")
     concurrency: int = Field(ge=1, le=4096, description="streams in flight")
-    prompts: int = Field(
-        ge=1, le=1_000_000, description="requests a window; a multiple of concurrency, at least 5x"
-    )
+    prompts: int = Field(ge=1, le=1_000_000, description="requests a window; a multiple of concurrency, at least 5x")
     temperature: float = Field(ge=0, le=2)
     seed: int = Field(ge=0, description="every window's own seed is derived from it, the warm-up's too")
     boots: int = Field(default=1, ge=1, le=20, description="lives of the server: the unit of replication")
@@ -102,9 +98,7 @@ class Claim(Part):
     tolerance: float = Field(gt=0, description="absolute, in the metric's unit")
     status: Status
     judge: bool = Field(default=True, description="whether this claim decides the run's state")
-    machine: Text = Field(
-        description="slug of the claim's machine, or `any` for a machine-independent figure"
-    )
+    machine: Text = Field(description="slug of the claim's machine, or `any` for a machine-independent figure")
     source: Text
 
 

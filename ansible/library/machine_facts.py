@@ -35,9 +35,7 @@ def os_release(root: Path) -> dict[str, str | None]:
     """Distribution id and version from /etc/os-release."""
     lines = (read(root / "etc/os-release") or "").splitlines()
     pairs = dict(line.split("=", 1) for line in lines if "=" in line)
-    return {
-        key: pairs.get(name, "").strip('"') or None for key, name in (("id", "ID"), ("version", "VERSION_ID"))
-    }
+    return {key: pairs.get(name, "").strip('"') or None for key, name in (("id", "ID"), ("version", "VERSION_ID"))}
 
 
 def cpu(root: Path) -> dict:
@@ -89,7 +87,7 @@ def driver_gpus() -> list[dict]:
 
 def driver_gpu(values: list[str]) -> dict:
     """One line of nvidia-smi's answer as a mapping; fields it can't tell are None."""
-    known = dict(zip((*GPU_FIELDS, "pci"), (value.strip() for value in values)))
+    known = dict(zip((*GPU_FIELDS, "pci"), (value.strip() for value in values), strict=False))
     device = known.get("pci", "").lower().removeprefix("0x")
     return {
         "uuid": known.get("uuid"),

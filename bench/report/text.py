@@ -30,9 +30,7 @@ def print_verdict(verdict: dict, console: Console) -> None:
     """Print a verdict.json for a person."""
     state = verdict["state"]
     console.print()
-    console.print(
-        Text(state, style=COLOURS[state]), f"{verdict['recipe']} on {verdict['machine']}: {MEANINGS[state]}."
-    )
+    console.print(Text(state, style=COLOURS[state]), f"{verdict['recipe']} on {verdict['machine']}: {MEANINGS[state]}.")
     _print_voids(verdict, console)
     _print_claims(verdict, console)
     _print_figures(verdict, console)
@@ -68,9 +66,7 @@ def _print_figures(verdict: dict, console: Console) -> None:
         return
     rates = verdict["output_tok_s"]
     interval = verdict["ci95"]
-    spread = (
-        f"95% interval {interval[0]:,.0f} to {interval[1]:,.0f}" if interval else verdict["reasons"]["ci95"]
-    )
+    spread = f"95% interval {interval[0]:,.0f} to {interval[1]:,.0f}" if interval else verdict["reasons"]["ci95"]
     rows = [("whole run", f"{rates['whole']:,.0f} output tok/s", spread)]
     steady = "–" if rates["steady"] is None else f"{rates['steady']:,.0f} output tok/s"
     rows.append(
@@ -80,9 +76,7 @@ def _print_figures(verdict: dict, console: Console) -> None:
             verdict["reasons"].get("output_tok_s.steady", "while ≥ 98% of the streams ran"),
         )
     )
-    rows.append(
-        ("C × OSL / mean E2E", f"{rates['little']:,.0f} output tok/s", "needs no arrays: a cross-check")
-    )
+    rows.append(("C × OSL / mean E2E", f"{rates['little']:,.0f} output tok/s", "needs no arrays: a cross-check"))
     if verdict["acceptance_length"] is not None:
         rows.append(
             (
@@ -122,9 +116,7 @@ def _print_guards(verdict: dict, console: Console) -> None:
     if open_claims:
         console.print(f"Not confirmed: {'; '.join(open_claims)}.", markup=False)
     if not any(claim["metric"] == "output_tok_s" for claim in verdict["claims"]):
-        console.print(
-            "Throughput: measured here, nobody claimed a figure for this recipe and machine.", markup=False
-        )
+        console.print("Throughput: measured here, nobody claimed a figure for this recipe and machine.", markup=False)
 
 
 def _claim_words(claim: dict) -> str:

@@ -17,9 +17,7 @@ from recipes.run.supervised import Supervised, base_environment, supervised
 from recipes.spec import ServingSpec
 
 POLL_S = 0.5
-SIGNS = re.compile(
-    r"error|exception|traceback|refused|not found|invalid|unrecognized|killed|no space", re.IGNORECASE
-)
+SIGNS = re.compile(r"error|exception|traceback|refused|not found|invalid|unrecognized|killed|no space", re.IGNORECASE)
 
 Progress = Callable[[str], None]
 
@@ -46,9 +44,7 @@ def environment(spec: ServingSpec) -> dict[str, str]:
 
 
 @contextmanager
-def serve(
-    spec: ServingSpec, engine: Engine, log: Path, progress: Progress = lambda _: None
-) -> Iterator[Server]:
+def serve(spec: ServingSpec, engine: Engine, log: Path, progress: Progress = lambda _: None) -> Iterator[Server]:
     """Serve `spec` for the length of a `with` block.
 
     Raises EngineProblem if the port is taken, the engine dies, or it isn't ready by the deadline; the
@@ -77,9 +73,7 @@ def refuse_taken_port(host: str, port: int) -> None:
             probe.bind((host, port))
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
-                raise EngineProblem(
-                    f"{host}:{port} can't be used: {error.strerror}. Choose another: --port"
-                ) from error
+                raise EngineProblem(f"{host}:{port} can't be used: {error.strerror}. Choose another: --port") from error
             owner = _describe_owner(port)
             raise EngineProblem(
                 f"port {port} on {host} is in use by {owner}; it isn't ours, so nothing was sent to it. "

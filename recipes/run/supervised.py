@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from recipes.run.supervisor import descendants_of
@@ -73,16 +73,12 @@ class Supervised:
 
 
 def _kill(pid: int) -> None:
-    try:
+    with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
 
 
 @contextmanager
-def supervised(
-    argv: Sequence[str], env: Mapping[str, str], log: Path, grace_s: float = 5
-) -> Iterator[Supervised]:
+def supervised(argv: Sequence[str], env: Mapping[str, str], log: Path, grace_s: float = 5) -> Iterator[Supervised]:
     """Run a command for the length of a `with` block; it is gone afterwards, whatever happened."""
     process = Supervised(argv, env, log, grace_s)
     try:

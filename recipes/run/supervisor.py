@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
@@ -52,10 +53,8 @@ def main() -> int:
 
 def tell(**event: object) -> None:
     """Send one event to the parent, if it still listens."""
-    try:
-        print(json.dumps(event), flush=True)  # noqa: T201
-    except OSError:
-        pass
+    with suppress(OSError):
+        print(json.dumps(event), flush=True)
 
 
 def parent_is_gone() -> bool:
@@ -68,10 +67,8 @@ def reap_orphans(command: int) -> None:
     """Collect adopted processes that have ended; the command's own status is left to Popen."""
     for pid in children_of(os.getpid()):
         if pid != command:
-            try:
+            with suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
-            except ChildProcessError:
-                pass
 
 
 def children_of(pid: int) -> list[int]:
@@ -96,10 +93,8 @@ def kill_tree() -> None:
 
     def nothing_left() -> bool:
         for pid in descendants_of(os.getpid()):
-            try:
+            with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
         try:
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
@@ -110,7 +105,7 @@ def kill_tree() -> None:
     wait_until(nothing_left, 10)
 
 
-def wait_until(condition, limit_s: float) -> None:  # noqa: ANN001
+def wait_until(condition, limit_s: float) -> None:
     """Poll a condition until it holds or the time is up."""
     deadline = time.monotonic() + limit_s
     while not condition() and time.monotonic() < deadline:

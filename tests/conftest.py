@@ -1,0 +1,80 @@
+"""Tests: what this host allows is run; what is left out is said, with its reason, or fails with --require."""
+
+import os
+import platform
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def _no_engine() -> str | None:
+    if platform.system() != "Linux" or platform.machine() not in {"x86_64", "aarch64"}:
+        return f"the CPU engine has wheels for Linux on x86-64 and aarch64, this is {platform.platform()}"
+    return None
+
+
+def _no_docker() -> str | None:
+    if shutil.which("docker") is None:
+        return "there is no docker program"
+    answer = subprocess.run(["docker", "info"], capture_output=True, text=True, check=False)
+    return None if answer.returncode == 0 else "no Docker engine answers"
+
+
+def _no_host() -> str | None:
+    return None if os.geteuid() == 0 else "a test machine is booted as root only"
+
+
+def _no_browser() -> str | None:
+    return None if shutil.which("chromium") else "there is no Chromium"
+
+
+def _no_gpu() -> str | None:
+    return None if shutil.which("nvidia-smi") else "there is no NVIDIA GPU"
+
+
+LACKS = {"engine": _no_engine, "docker": _no_docker, "host": _no_host, "browser": _no_browser, "gpu": _no_gpu}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add --require."""
+    parser.addoption("--require", default="", help="markers that must not be skipped, separated by commas")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark each test by its folder, and skip what the host lacks unless it is required."""
+    required = {name for name in config.getoption("--require").split(",") if name}
+    unknown = required - LACKS.keys() - {"unit"}
+    if unknown:
+        raise pytest.UsageError(f"--require {', '.join(sorted(unknown))}: wanted some of {', '.join(LACKS)}")
+    reasons = {name: lacks() for name, lacks in LACKS.items()}
+    for name in sorted(required & reasons.keys()):
+        if reasons[name]:
+            raise pytest.UsageError(f"--require {name}: {reasons[name]}")
+    for item in items:
+        kind = item.path.relative_to(ROOT / "tests").parts[0]
+        item.add_marker(kind)
+        if reasons.get(kind):
+            item.add_marker(pytest.mark.skip(reason=f"{kind}: {reasons[kind]}"))
+    items.sort(key=lambda item: ["unit", *LACKS].index(item.path.relative_to(ROOT / "tests").parts[0]))
+
+
+@pytest.fixture
+def inv(tmp_path: Path):
+    """Run the front door: inv("check", "--all") → CompletedProcess."""
+
+    def run(*arguments: str, timeout: float = 300, **environ: str) -> subprocess.CompletedProcess:
+        return subprocess.run(
+            [str(ROOT / "inv"), *arguments],
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+            env={**os.environ, **environ},
+            stdin=subprocess.DEVNULL,
+        )
+
+    return run

@@ -1,0 +1,229 @@
+"""Recipes: what is accepted, what is refused, and that an error names file, line, key and remedy."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from images.errors import UsageProblem
+from recipes.load import changes, first_choice, load_recipe, recipe_ids, resolve_id
+from recipes.rules import RULES, broken_rules
+from recipes.spec import flag_arguments, serving_spec
+
+BASE = """\
+schema: 1
+id: fam/base
+title: base
+engine:
+  image: cpu
+  version: "0.32.0"
+  flags:
+    enforce-eager: true
+    async-scheduling: false
+    enable-prefix-caching: false
+    max-model-len: 512
+  env:
+    OMP_NUM_THREADS: "1"
+model:
+  path: model
+  served_name: m
+  dtype: float32
+  files:
+    config.json: aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa
+runtime: {port: 8000}
+benchmark:
+  prompt_source: random-text
+  input_len: 64
+  output_len: 32
+  concurrency: 4
+  prompts: 20
+  temperature: 0
+  seed: 1
+"""
+RUNG = """\
+schema: 1
+id: fam/rung
+title: rung
+extends: fam/base
+engine:
+  flags:
+    max-num-seqs: 8
+delta:
+  changes: [engine.flags.max-num-seqs]
+  reason: more
+  source: a test
+"""
+LADDER = "schema: 1\nfamily: fam\ntitle: t\ndefault: base\nmachines: [any]\nrungs: [base, rung]\n"
+
+
+@pytest.fixture
+def library(tmp_path: Path) -> Path:
+    write(tmp_path, "ladder", LADDER)
+    write(tmp_path, "base", BASE)
+    write(tmp_path, "rung", RUNG)
+    return tmp_path
+
+
+def write(library: Path, name: str, text: str) -> None:
+    file = library / "fam" / f"{name}.yaml"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(text)
+
+
+def test_every_recipe_in_the_library_is_good():
+    for recipe_id in recipe_ids():
+        assert broken_rules(load_recipe(recipe_id)) == []
+
+
+def test_a_rung_inherits_everything_it_does_not_change(library: Path):
+    base, rung = (load_recipe(name, library).recipe for name in ("fam/base", "fam/rung"))
+    assert changes(base, rung) == ["engine.flags.max-num-seqs"]
+    assert rung.engine.flags == {**base.engine.flags, "max-num-seqs": 8}
+
+
+def test_unset_drops_an_inherited_flag(library: Path):
+    text = RUNG.replace("  flags:\n    max-num-seqs: 8", "  unset: [max-model-len]").replace("num-seqs", "model-len")
+    write(library, "rung", text)
+    assert "max-model-len" not in load_recipe("fam/rung", library).recipe.engine.flags
+
+
+WRONG_RUNGS = {
+    "unknown top-level key": (
+        ("title: rung", "titel: rung"),
+        "rung.yaml:3: titel: unknown key; the nearest valid one is",
+    ),
+    "unknown nested key": (
+        ("  flags:", "  flgas:"),
+        "rung.yaml:6: engine.flgas: unknown key; the nearest valid one is 'flags'",
+    ),
+    "flag with dashes": (("    max-num-seqs: 8", "    --max-num-seqs: 8"), "such as 'max-num-seqs'"),
+    "flag with underscores": (("    max-num-seqs: 8", "    max_num_seqs: 8"), "such as 'max-num-seqs'"),
+    "inherited value repeated": (
+        ("    max-num-seqs: 8", "    max-model-len: 512"),
+        "rung.yaml:7: engine.flags.max-model-len: set to its inherited value 512; remove it",
+    ),
+    "undeclared change": (
+        ("    max-num-seqs: 8", "    max-num-seqs: 8\n    seed: 3"),
+        "rung.yaml:8: engine.flags.seed: changed, but delta.changes doesn't declare it",
+    ),
+    "declared but unchanged": (
+        ("[engine.flags.max-num-seqs]", "[engine.flags.max-num-seqs, engine.env.FOO]"),
+        "engine.env.FOO: declared in delta.changes, but not changed",
+    ),
+    "no delta": ((RUNG[RUNG.index("delta:") :], ""), "delta: missing"),
+    "missing parent": (("extends: fam/base", "extends: fam/bsae"), "did you mean fam/base"),
+    "extends itself": (
+        ("extends: fam/base", "extends: fam/rung"),
+        "extends goes round in a circle: fam/rung → fam/rung",
+    ),
+    "id is not the file": (("id: fam/rung", "id: fam/rang"), "id is 'fam/rang', the file says 'fam/rung'"),
+    "unset of nothing": (("  flags:\n", "  unset: [nope]\n  flags:\n"), "rung.yaml:6: unknown inherited name 'nope'"),
+    "env value not a string": (
+        ("  flags:\n", "  env: {FOO: 1}\n  flags:\n"),
+        "rung.yaml:6: engine.env.FOO: input should be a valid string, found 1",
+    ),
+    "yaml boolean as env": (
+        ("  flags:\n", "  env: {FOO: no}\n  flags:\n"),
+        "engine.env.FOO: input should be a valid string",
+    ),
+    "duplicate key": (
+        ("title: rung", "title: rung\ntitle: again"),
+        "rung.yaml:4: key 'title' stands twice (first on line 3)",
+    ),
+    "anchor": (("title: rung", "title: &a rung"), "rung.yaml:3: anchors and aliases aren't allowed"),
+    "tag": (("title: rung", "title: !!python/object:os.system rung"), "rung.yaml:3: tag"),
+    "key read as boolean": (
+        ("title: rung", "title: rung\non: 1"),
+        "rung.yaml:4: key True is read as bool; write it in quotes",
+    ),
+    "not YAML": (("title: rung", "title: [rung"), "not valid YAML"),
+    "a list": ((RUNG, "- 1\n"), "rung.yaml:1: wanted a mapping"),
+    "empty": ((RUNG, ""), "rung.yaml:1: wanted a mapping"),
+    "bad hash": (
+        ("engine:\n", "model: {files: {config.json: abc}}\nengine:\n"),
+        "rung.yaml:5: model.files.config.json: string should match pattern",
+    ),
+    "public address": (
+        ("engine:\n", "runtime: {host: 0.0.0.0}\nengine:\n"),
+        "rung.yaml:5: runtime.host: input should be '127.0.0.1'",
+    ),
+    "too long": ((RUNG, RUNG + "# x" * 400_000), "a recipe file has at most"),
+    "too deep": (("max-num-seqs: 8", "x: " + "[" * 40 + "]" * 40), "nested deeper than 32 levels"),
+    "schema from the future": (("schema: 1", "schema: 2"), "rung.yaml:1: schema: input should be 1, found 2"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_RUNGS)
+def test_a_wrong_recipe_is_one_clear_error(library: Path, case: str):
+    (before, after), expected = WRONG_RUNGS[case]
+    assert before in RUNG
+    write(library, "rung", RUNG.replace(before, after))
+    with pytest.raises(UsageProblem) as caught:
+        load_recipe("fam/rung", library)
+    assert expected in str(caught.value)
+
+
+BROKEN_RULES = {
+    "async-declared": ("    async-scheduling: false\n", ""),
+    "prefix-caching-declared": ("    enable-prefix-caching: false\n", ""),
+    "omp-declared": ('  env:\n    OMP_NUM_THREADS: "1"\n', ""),
+    "cpu-eager": ("enforce-eager: true", "enforce-eager: false"),
+    "cpu-async": ("async-scheduling: false", "async-scheduling: true"),
+    "cpu-mtp-prefix": (
+        "enable-prefix-caching: false",
+        "enable-prefix-caching: true\n    speculative-config: {method: mtp}",
+    ),
+    "enough-prompts": ("prompts: 20", "prompts: 16"),
+    "context-fits": ("max-model-len: 512", "max-model-len: 95"),
+}
+
+
+def test_every_rule_has_a_test():
+    assert {rule.id for rule in RULES} == BROKEN_RULES.keys()
+
+
+@pytest.mark.parametrize("rule", BROKEN_RULES)
+def test_each_trap_is_caught_by_its_own_rule(library: Path, rule: str):
+    before, after = BROKEN_RULES[rule]
+    assert before in BASE
+    write(library, "base", BASE.replace(before, after))
+    lines = broken_rules(load_recipe("fam/base", library))
+    assert [f"[rule {rule};" in line for line in lines] == [True], lines
+    assert "base.yaml:" in lines[0]
+
+
+def test_names_resolve_to_ids_and_unknown_ones_answer_with_the_nearest(library: Path):
+    assert resolve_id("fam", library) == "fam/base"
+    with pytest.raises(UsageProblem, match="did you mean fam/rung"):
+        resolve_id("fam/rnug", library)
+
+
+def test_a_machine_nobody_made_a_recipe_for_gets_the_embedded_family():
+    recipe_id, reason = first_choice("cpu-x86-64")
+    assert recipe_id.startswith("micro/")
+    assert "cpu-x86-64" in reason
+
+
+def test_flags_become_arguments():
+    assert flag_arguments("a", True) == ["--a"]
+    assert flag_arguments("async-scheduling", False) == ["--no-async-scheduling"]
+    assert flag_arguments("port", 8000) == ["--port", "8000"]
+    assert flag_arguments("names", ["x", "y z"]) == ["--names", "x", "y z"]
+
+
+@given(st.dictionaries(st.text(), st.none() | st.booleans() | st.integers() | st.text() | st.lists(st.text())))
+def test_a_map_flag_reaches_the_engine_as_the_same_json(value: dict):
+    name, text = flag_arguments("speculative-config", value)
+    assert name == "--speculative-config"
+    assert json.loads(text) == value
+
+
+def test_the_same_recipe_gives_the_same_argv_whatever_the_order_of_its_flags(library: Path):
+    first = serving_spec(load_recipe("fam/base", library)).argv
+    swapped = BASE.replace("    enforce-eager: true\n", "").replace(
+        "    max-model-len: 512\n", "    max-model-len: 512\n    enforce-eager: true\n"
+    )
+    write(library, "base", swapped)
+    assert serving_spec(load_recipe("fam/base", library)).argv == first
