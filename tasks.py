@@ -15,20 +15,20 @@ RECIPE = "recipe id or family, such as micro/mtp1; `./inv list` shows them"
 
 def _plan(recipe: str | None, port: int, boots: int, windows: int, url: str | None = None):
     """Gather everything a run needs; nothing is started yet."""
-    from bench.measure import Plan, with_repeats
+    from bench.measure import Plan
     from images.console import note
     from images.engine import ensure_engine
-    from recipes.load import first_choice, load_recipe
+    from recipes.load import first_choice, load_recipe, with_options
     from recipes.machine import machine_facts
     from recipes.rules import require_rules
     from recipes.spec import serving_spec
 
     machine = machine_facts()
     name, why = (recipe, "asked for") if recipe else first_choice(machine["slug"])
-    loaded = with_repeats(load_recipe(name), boots, windows)
+    loaded = with_options(load_recipe(name), port, boots, windows)
     require_rules(loaded)
     note(f"Recipe {loaded.recipe.id}: {loaded.recipe.title} ({why})")
-    spec = serving_spec(loaded, port)
+    spec = serving_spec(loaded)
     if url is None:
         from recipes.run.process import refuse_taken_port
 
@@ -167,6 +167,8 @@ class FrontDoor(Program):
             close = nearest(unknown, list(ns.task_names)) if unknown else []
             hint = f" Did you mean: {', '.join(close)}?" if close else " `./inv --list` shows the tasks."
             raise Exit(message + hint, code=2) from None
+        except ValueError as error:  # Invoke's int() of an option's value
+            raise Exit(f"an option wants a number: {error}", code=2) from None
 
     def execute(self):
         """Run the tasks; a Problem is printed as one message."""
@@ -178,10 +180,17 @@ class FrontDoor(Program):
             raise Exit("interrupted", code=1) from None
 
 
+def _arguments(argv: list[str]) -> list[str]:
+    """Put a task's --help before its name: after it, a positional argument would swallow it."""
+    asked = argv and argv[0] in ns.task_names and {"--help", "-h"} & set(argv)
+    return ["--help", argv[0]] if asked else argv
+
+
 def _terminated(*_: object) -> None:
     raise KeyboardInterrupt
 
 
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, _terminated)
-    FrontDoor(name="station-recipes", binary="./inv", namespace=ns, version="0.1.0").run(["./inv", *sys.argv[1:]])
+    door = FrontDoor(name="station-recipes", binary="./inv", namespace=ns, version="0.1.0")
+    door.run(["./inv", *_arguments(sys.argv[1:])])

@@ -5,7 +5,7 @@ import platform
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -264,13 +264,6 @@ def require_model(plan: Plan) -> None:
         raise EngineProblem(f"no vLLM server answers at {url}: {error}. Start one, or check --url.") from error
     if wanted not in served:
         raise EngineProblem(f"the server at {url} serves {', '.join(served) or 'nothing'}, the recipe wants {wanted!r}")
-
-
-def with_repeats(loaded: Loaded, boots: int | None, windows: int | None) -> Loaded:
-    """The same recipe with another number of boots or windows; the run's recipe.yaml shows it."""
-    update = {key: value for key, value in (("boots", boots), ("windows", windows)) if value}
-    benchmark = type(loaded.recipe.benchmark).model_validate({**loaded.recipe.benchmark.model_dump(), **update})
-    return replace(loaded, recipe=loaded.recipe.model_copy(update={"benchmark": benchmark}))
 
 
 def _now() -> str:

@@ -11,7 +11,7 @@ from images.errors import EngineProblem
 from recipes.library.micro.streams import HELD_OUT, stream
 from recipes.schema import Benchmark
 
-ATTEMPTS = 200
+ATTEMPTS = 50
 
 
 def window_seed(seed: int, boot: int, window: int) -> int:
@@ -39,13 +39,15 @@ def make_prompts(load: Benchmark, tokenizer: Tokenizer, seed: int, count: int) -
     """
     make = _task_stream if load.prompt_source == "task-stream" else _random_text
     prompts: dict[str, None] = {}
-    for index in range(ATTEMPTS * count):
-        if len(prompts) == count:
-            break
+    index = misses = 0
+    while len(prompts) < count and misses < ATTEMPTS:
         rng = random.Random(f"{seed}/{index}")  # noqa: S311 (reproducible, not secret)
         text = make(load.input_len, tokenizer, rng)
-        if text is not None and len(tokenizer.encode(text).ids) == load.input_len:
+        exact = text is not None and text not in prompts and len(tokenizer.encode(text).ids) == load.input_len
+        if exact:
             prompts[text] = None
+        misses = 0 if exact else misses + 1
+        index += 1
     if len(prompts) < count:
         raise EngineProblem(
             f"could make only {len(prompts)} of {count} prompts that encode to exactly {load.input_len} tokens "

@@ -85,11 +85,12 @@ def engine_home(name: str) -> Path:
 
 def find_engine(name: str) -> Engine | None:
     """Return the installed engine, or None when it is absent or its build was interrupted."""
+    version = image_facts(name)["version"]
     home = engine_home(name)
     python = home / "bin" / "python"
     if not (home / MARKER).exists() or not python.exists():
         return None
-    return Engine(name, image_facts(name)["version"], python, engine_identity(name))
+    return Engine(name, version, python, engine_identity(name))
 
 
 def ensure_engine(name: str) -> Engine:

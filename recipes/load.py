@@ -2,14 +2,14 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
 from images.errors import UsageProblem, nearest
-from images.yaml_source import Document, KeyPath, Mark, read_yaml, shown
+from images.yaml_source import Document, KeyPath, Mark, read_yaml
 from recipes.schema import Ladder, Recipe
 
 LIBRARY = Path(__file__).parent / "library"
@@ -125,6 +125,27 @@ def _extend(document: Document, parent: Loaded, folder: Path) -> Loaded:
     for key in sorted(declared - found):
         raise UsageProblem(f"{_mark(document, 'delta', 'changes')}: {key}: declared in delta.changes, but not changed")
     return Loaded(recipe, folder, marks)
+
+
+def with_options(loaded: Loaded, port: int = 0, boots: int = 0, windows: int = 0) -> Loaded:
+    """The same recipe with what a person chose on the command line; 0 leaves the recipe's value.
+
+    Raises UsageProblem for a value the schema doesn't allow.
+    """
+    parts = {
+        "runtime": {"port": port} if port else {},
+        "benchmark": {key: value for key, value in (("boots", boots), ("windows", windows)) if value},
+    }
+    update = {}
+    for name, options in parts.items():
+        part = getattr(loaded.recipe, name)
+        try:
+            update[name] = type(part).model_validate({**part.model_dump(), **options})
+        except ValidationError as errors:
+            first = errors.errors(include_url=False)[0]
+            key = first["loc"][0]
+            raise UsageProblem(f"--{key} {options[key]}: {first['msg'].lower()}") from None
+    return replace(loaded, recipe=loaded.recipe.model_copy(update=update))
 
 
 def as_data(part: BaseModel) -> dict:
@@ -264,17 +285,3 @@ def first_choice(slug: str, library: Path = LIBRARY) -> tuple[str, str]:
     anywhere = next(ladder for ladder in ladders if "any" in ladder.machines)
     reason = f"this machine is {slug}, no recipe is made for it, so the embedded family that runs anywhere"
     return f"{anywhere.family}/{anywhere.default}", reason
-
-
-__all__ = [
-    "LIBRARY",
-    "Loaded",
-    "changes",
-    "families",
-    "first_choice",
-    "load_ladder",
-    "load_recipe",
-    "recipe_ids",
-    "resolve_id",
-    "shown",
-]

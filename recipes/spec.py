@@ -42,13 +42,12 @@ def flag_arguments(name: str, value: FlagValue) -> list[str]:
     return [f"--{name}", str(value)]
 
 
-def serving_spec(loaded: Loaded, port: int | None = None) -> ServingSpec:
-    """Build the spec of a recipe; `port` overrides the recipe's."""
+def serving_spec(loaded: Loaded) -> ServingSpec:
+    """Build the spec of a recipe."""
     recipe = loaded.recipe
     model_path = (loaded.folder / recipe.model.path).resolve()
-    used_port = port or recipe.runtime.port
     argv = ["serve", str(model_path), "--served-model-name", recipe.model.served_name]
-    argv += ["--host", recipe.runtime.host, "--port", str(used_port), "--dtype", recipe.model.dtype]
+    argv += ["--host", recipe.runtime.host, "--port", str(recipe.runtime.port), "--dtype", recipe.model.dtype]
     for name in sorted(recipe.engine.flags):
         argv += flag_arguments(name, recipe.engine.flags[name])
     return ServingSpec(
@@ -56,7 +55,7 @@ def serving_spec(loaded: Loaded, port: int | None = None) -> ServingSpec:
         argv=tuple(argv),
         env={**FIXED_ENV, **recipe.engine.env},
         host=recipe.runtime.host,
-        port=used_port,
+        port=recipe.runtime.port,
         served_name=recipe.model.served_name,
         model_path=model_path,
         ready_timeout_s=recipe.runtime.ready_timeout_s,

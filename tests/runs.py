@@ -51,7 +51,7 @@ def closed_loop(
     assert later * tokens_a_chunk == output_len - 1, "tokens_a_chunk must divide output_len - 1"
     e2e = ttft_s + later * step_s
     index = np.arange(requests)
-    starts = 1000.0 + (index % streams) * (e2e / streams) + (index // streams) * e2e
+    starts = 1000.0 + (index % streams) * (e2e / streams) + (index // streams) * (e2e + 1e-7)
     return {
         "start_s": starts,
         "ttft_s": np.full(requests, ttft_s),

@@ -15,7 +15,7 @@ characters long; add takes numbers of up to 4 digits and writes the sum in norma
 take up to 32 letters and digits; sort takes 2 to 8 numbers below 100.
 
 In a stream, half of the lines follow up on the line before: a sum is added to its second number, a large
-sum is cut into numbers to sort, and so on (`_follow_up`). So what a greedy model writes on its own goes on
+sum is cut into numbers to sort, and so on (`_FOLLOW_UP`). So what a greedy model writes on its own goes on
 changing and depends on the text before, instead of repeating the most likely line.
 
 Training and held-out instances cannot overlap: a checksum of the prompt decides which side it is on.
@@ -39,17 +39,23 @@ _LONGEST_RECALL = 2048
 _LONG_RECALL_ONE_IN = 16
 _FOLLOW_UPS = 0.5  # of the lines of a stream
 _ALPHABET = string.ascii_lowercase + string.digits
-_FILLER = (
+
+
+def _words(text: str) -> list[str]:
+    return text.split()
+
+
+_FILLER = _words(
     "the river stone under light and green over house small walk from paper cloud with again "
     "morning table after water north quiet road seven open garden left winter every other"
-).split()
-_PEOPLE = "Ana Ben Carla David Elif Farid Grace Hugo Iris Jonas Kira Liam Mona Nils Olga Pavel".split()
-_CITIES = "Oslo Lima Cairo Delhi Paris Quito Rabat Seoul Tokyo Vienna Zagreb Boston Dakar Havana".split()
-_DAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
-_LABELS = "amber basil cedar delta ember fjord grape hazel ivory jade lemon maple olive pearl".split()
-_UNITS = "meters feet miles inches yards grams pounds liters pints cups".split()
-_VERBS = "call bring check send find fix keep clean move pack".split()
-_THINGS = "boxes papers keys tickets chairs lamps books plates coats maps".split()
+)
+_PEOPLE = _words("Ana Ben Carla David Elif Farid Grace Hugo Iris Jonas Kira Liam Mona Nils Olga Pavel")
+_CITIES = _words("Oslo Lima Cairo Delhi Paris Quito Rabat Seoul Tokyo Vienna Zagreb Boston Dakar Havana")
+_DAYS = _words("Monday Tuesday Wednesday Thursday Friday Saturday Sunday")
+_LABELS = _words("amber basil cedar delta ember fjord grape hazel ivory jade lemon maple olive pearl")
+_UNITS = _words("meters feet miles inches yards grams pounds liters pints cups")
+_VERBS = _words("call bring check send find fix keep clean move pack")
+_THINGS = _words("boxes papers keys tickets chairs lamps books plates coats maps")
 
 
 @dataclass(frozen=True)
@@ -188,7 +194,7 @@ def instance(task: str, rng: Random, split: str) -> Instance:
 
 def held_out(task: str, seed: int, n: int, longest: int = GRADED_CHARS) -> list[Instance]:
     """The first n different held-out instances by this seed, none longer than `longest` characters."""
-    rng = Random(f"{task}/{seed}")
+    rng = Random(f"{task}/{seed}")  # noqa: S311 (not for secrets)
     found: dict[str, Instance] = {}
     while len(found) < n:
         item = instance(task, rng, HELD_OUT)
@@ -197,27 +203,36 @@ def held_out(task: str, seed: int, n: int, longest: int = GRADED_CHARS) -> list[
     return list(found.values())
 
 
-def _follow_up(last: Instance) -> tuple[str, str]:
-    """The task and prompt that follow up on a line."""
-    answer = last.answer.strip()
-    if last.task == "add":
-        a, b = last.prompt.removeprefix("add ").removesuffix("=").split("+")
-        if int(answer) < 1000:
-            return "add", f"add {b}+{answer}="
-        digits = a + b + answer
-        return "sort", f"sort {' '.join(str(int(digits[i : i + 2])) for i in range(0, len(digits), 2))}>"
-    if last.task == "sort":
-        return "reverse", f"reverse {answer.replace(' ', '')}>"
-    if last.task == "reverse":
-        return "copy", f"copy {answer}>"
-    if last.task == "recall":
-        return "copy", f"copy {answer.split()[0].replace('=', '')}>"
-    if last.task == "copy" and not answer.isdigit():
-        return "toolcall", f"toolcall Set a timer named {answer[:5]} for 15 minutes.>"
-    if last.task == "copy":
+def _after_add(prompt: str, answer: str) -> tuple[str, str]:
+    """Add the sum to the second number; cut up numbers that have become large, and sort the pieces."""
+    a, b = prompt.removeprefix("add ").removesuffix("=").split("+")
+    if int(answer) < 1000:
+        return "add", f"add {b}+{answer}="
+    digits = a + b + answer
+    return "sort", f"sort {' '.join(str(int(digits[i : i + 2])) for i in range(0, len(digits), 2))}>"
+
+
+def _after_copy(_prompt: str, answer: str) -> tuple[str, str]:
+    """Add the first two digits and the next two; a word with letters names a timer."""
+    if answer.isdigit():
         return "add", f"add {int(answer[:2])}+{int(answer[2:4] or 1)}="
+    return "toolcall", f"toolcall Set a timer named {answer[:5]} for 15 minutes.>"
+
+
+def _after_toolcall(_prompt: str, answer: str) -> tuple[str, str]:
+    """Double the call's number."""
     number = re.search(r"[: ](\d+)[,} ]", answer)[1]
     return "add", f"add {number}+{number}="
+
+
+_FOLLOW_UP: dict[str, Callable[[str, str], tuple[str, str]]] = {
+    "recall": lambda _, answer: ("copy", f"copy {answer.split()[0].replace('=', '')}>"),
+    "add": _after_add,
+    "copy": _after_copy,
+    "reverse": lambda _, answer: ("copy", f"copy {answer}>"),
+    "sort": lambda _, answer: ("reverse", f"reverse {answer.replace(' ', '')}>"),
+    "toolcall": _after_toolcall,
+}  # for a line's task: the task and prompt that follow up on its prompt and answer
 
 
 def _solve(task: str, prompt: str) -> str:
@@ -234,11 +249,11 @@ def _solve(task: str, prompt: str) -> str:
 
 def instances(seed: int | str, split: str) -> Iterator[Instance]:
     """The lines of a stream, without end; a follow-up from the other side of the split is left out."""
-    rng = Random(f"stream/{split}/{seed}")
+    rng = Random(f"stream/{split}/{seed}")  # noqa: S311 (not for secrets)
     item = instance(rng.choices(TASKS, _WEIGHTS)[0], rng, split)
     while True:
         yield item
-        task, prompt = _follow_up(item)
+        task, prompt = _FOLLOW_UP[item.task](item.prompt, item.answer.strip())
         if rng.random() < _FOLLOW_UPS and split_of(prompt) == split:
             item = Instance(task, prompt, _solve(task, prompt) + "\n")
         else:

@@ -1,0 +1,170 @@
+"""The front door: exit codes, nearest names, speed, and one clear sentence when the host lacks something."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.runs import recipe, write_run
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+def test_the_task_list_comes_at_once(inv):
+    inv("--list")
+    started = time.monotonic()
+    answer = inv("--list")
+    assert time.monotonic() - started < 0.7
+    assert {"reproduce", "bench", "verdict", "check", "list", "test", "lint"} <= set(answer.stdout.split())
+
+
+@pytest.mark.parametrize("task", ["reproduce", "bench", "verdict", "check", "list", "test", "lint"])
+def test_every_task_explains_itself(inv, task):
+    answer = inv(task, "--help")
+    assert answer.returncode == 0
+    assert len(answer.stdout.split("Docstring:")[1].split("Options:")[0].split()) > 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["chekc"], "Did you mean: check?"),
+        (["reproduce", "--recpie", "micro"], "No idea what '--recpie' is"),
+        (["reproduce", "--boots", "many"], "wants a number"),
+        (["verdict"], "run"),
+        (["check"], "either --recipe NAME or --all"),
+        (["check", "--recipe", "micro/bsae"], "did you mean micro/base"),
+        (["reproduce", "--recipe", "micro/mtp11"], "did you mean micro/mtp1"),
+        (["bench", "--recipe", "micro"], "--url"),
+        (["reproduce", "--boots", "-3"], "boots"),
+        (["reproduce", "--port", "80"], "port"),
+    ],
+)
+def test_wrong_usage_ends_with_2_and_says_what_to_do(inv, arguments, said):
+    answer = inv(*arguments)
+    assert answer.returncode == 2, answer.stderr
+    assert said in answer.stderr
+    assert "Traceback" not in answer.stderr
+
+
+def test_all_recipes_are_checked_in_under_three_seconds_without_the_engine(inv, tmp_path):
+    started = time.monotonic()
+    answer = inv("check", "--all", "--json", STATION_RECIPES_CACHE=str(tmp_path))
+    assert time.monotonic() - started < 3
+    assert answer.returncode == 0
+    assert not any(json.loads(answer.stdout).values())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_list_names_the_recipe_for_this_machine(inv):
+    answer = json.loads(inv("list", "--json").stdout)
+    assert answer["first_choice"] in {row["id"] for row in answer["recipes"]}
+
+
+def test_a_verdict_through_the_front_door_prints_the_folder_last_and_exits_with_the_state(inv, tmp_path):
+    run = write_run(tmp_path / "run", recipe(), boots=[])
+    answer = inv("verdict", str(run))
+    assert answer.returncode == 7
+    assert "INVALID" in answer.stdout
+    assert answer.stdout.strip().splitlines()[-1] == str(run)
+    assert json.loads(inv("verdict", str(run), "--json").stdout)["state"] == "INVALID"
+
+
+def test_a_folder_that_is_no_run_is_a_fault(inv, tmp_path):
+    answer = inv("verdict", str(tmp_path))
+    assert answer.returncode == 1
+    assert "is no run folder" in answer.stderr
+
+
+def test_a_server_that_does_not_answer_is_a_fault_before_any_load(inv, engine_marker):
+    answer = inv("bench", "--recipe", "micro", "--url", "http://127.0.0.1:9", STATION_RECIPES_CACHE=engine_marker)
+    assert answer.returncode == 1
+    assert "no vLLM server answers at http://127.0.0.1:9" in answer.stderr
+
+
+@pytest.fixture
+def engine_marker(tmp_path, monkeypatch) -> str:
+    """A cache in which the engine looks installed: these tests never start it."""
+    from images.engine import MARKER, engine_home
+
+    monkeypatch.setenv("STATION_RECIPES_CACHE", str(tmp_path))
+    home = engine_home("cpu")
+    (home / "bin").mkdir(parents=True)
+    (home / "bin" / "python").symlink_to(sys.executable)
+    (home / MARKER).write_text("{}")
+    return str(tmp_path)
+
+
+class TestFirstContact:
+    """`inv` on hosts that lack something: one sentence, the remedy, no traceback, nothing half-made."""
+
+    @pytest.fixture
+    def clone(self, tmp_path: Path) -> Path:
+        folder = tmp_path / "clone"
+        folder.mkdir()
+        for name in ("inv", "pins.txt", "tasks.py"):
+            shutil.copy(ROOT / name, folder)
+        return folder
+
+    @pytest.fixture
+    def programs(self, tmp_path: Path) -> Path:
+        """A PATH with the shell's tools and nothing else."""
+        folder = tmp_path / "bin"
+        folder.mkdir()
+        for name in ("sh", "dirname", "cmp", "rm", "grep", "tail", "cp", "flock", "env", "mkdir"):
+            (folder / name).symlink_to(shutil.which(name))
+        return folder
+
+    def run(self, clone: Path, programs: Path, **environ: str) -> subprocess.CompletedProcess:
+        keep = {name: os.environ[name] for name in ("HOME", "PIP_CERT") if name in os.environ}
+        return subprocess.run(
+            [str(clone / "inv"), "--list"],
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**keep, "PATH": str(programs), **environ},
+            timeout=120,
+        )
+
+    def fake(self, programs: Path, name: str, script: str) -> None:
+        file = programs / name
+        file.write_text(f"#!/bin/sh\n{script}\n")
+        file.chmod(0o755)
+
+    def test_no_python(self, clone, programs):
+        answer = self.run(clone, programs)
+        assert answer.returncode == 1
+        assert "Python 3.11 to 3.14 is needed; found: no python3 on PATH" in answer.stderr
+
+    def test_an_old_python(self, clone, programs):
+        self.fake(programs, "python3", 'case "$2" in *platform*) echo 3.9.2;; *) exit 1;; esac')
+        answer = self.run(clone, programs)
+        assert answer.returncode == 1
+        assert "python3 is 3.9.2" in answer.stderr and "apt install python3" in answer.stderr
+
+    def test_no_venv_module(self, clone, programs):
+        self.fake(programs, "python3", f'case "$2" in *ensurepip*) exit 1;; *) exec {sys.executable} "$@";; esac')
+        answer = self.run(clone, programs)
+        assert answer.returncode == 1
+        assert "apt install python3-venv" in answer.stderr
+        assert not (clone / ".venv").exists()
+
+    def test_no_network(self, clone, programs):
+        (programs / "python3").symlink_to(sys.executable)
+        offline = {"PIP_INDEX_URL": "http://127.0.0.1:9/simple", "PIP_RETRIES": "0", "PIP_CONFIG_FILE": os.devnull}
+        answer = self.run(clone, programs, **offline)
+        assert answer.returncode == 1
+        assert "package index could not be reached" in answer.stderr
+        assert not (clone / ".venv" / "pins.txt").exists(), "an interrupted environment is never taken for a whole one"
+
+    def test_a_full_disk(self, clone, programs):
+        self.fake(programs, "uv", "echo 'error: No space left on device (os error 28)' >&2; exit 2")
+        (programs / "python3").symlink_to(sys.executable)
+        answer = self.run(clone, programs)
+        assert answer.returncode == 1
+        assert "The disk is full" in answer.stderr
