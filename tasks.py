@@ -13,13 +13,13 @@ ROOT = Path(__file__).resolve().parent
 RECIPE = "recipe id or family, such as micro/mtp1; `./inv list` shows them"
 
 
-def _plan(recipe: str | None, port: int, boots: int, windows: int, url: str | None = None):
+def _plan(recipe: str | None, port: int, boots: int, windows: int, url: str | None = None, load: bool = True):
     """Gather everything a run needs; nothing is started yet."""
     from bench.measure import Plan
     from images.console import note
     from images.engine import ensure_engine
     from recipes.load import first_choice, load_recipe, with_options
-    from recipes.machine import machine_facts
+    from recipes.machine import machine_facts, require_applies
     from recipes.rules import require_rules
     from recipes.spec import serving_spec
 
@@ -27,13 +27,14 @@ def _plan(recipe: str | None, port: int, boots: int, windows: int, url: str | No
     name, why = (recipe, "asked for") if recipe else first_choice(machine["slug"])
     loaded = with_options(load_recipe(name), port, boots, windows)
     require_rules(loaded)
+    require_applies(loaded.recipe, machine)
     note(f"Recipe {loaded.recipe.id}: {loaded.recipe.title} ({why})")
     spec = serving_spec(loaded)
     if url is None:
         from recipes.run.process import refuse_taken_port
 
         refuse_taken_port(spec.host, spec.port)
-    return Plan(loaded, ensure_engine(loaded.recipe.engine.image), spec, machine, url)
+    return Plan(loaded, ensure_engine(loaded.recipe.engine.image), spec, machine, url, load)
 
 
 def _finish(run: Path, as_json: bool) -> None:
@@ -87,6 +88,43 @@ def bench(_c, recipe=None, url=None, windows=0, out=".runs", json=False):
     plan = _plan(recipe, 0, 1, windows, url.rstrip("/"))
     require_model(plan)
     _finish(measure(plan, Path(out)), json)
+
+
+@task(
+    help={
+        "recipe": f"{RECIPE}; default: the one for this machine",
+        "run": "take the answers of this run instead of serving a recipe",
+        "against": "a run to compare with, item by item (McNemar)",
+        "port": "port on 127.0.0.1 instead of the recipe's",
+        "out": "folder for runs (default .runs)",
+        "json": "print JSON instead of tables",
+    }
+)
+def quality(_c, recipe=None, run=None, against=None, port=0, out=".runs", json=False):
+    """Serve a recipe and ask its quality suites, without a load; every item is kept in the run."""
+    from bench.measure import measure, quality_only
+
+    if run and not against:
+        raise UsageProblem("quality --run RUN needs --against RUN. To ask the suites: ./inv quality --recipe …")
+    made = Path(run) if run else measure(quality_only(_plan(recipe, port, 1, 1, load=False)), Path(out))
+    if against:
+        _compare_quality(Path(against), made, json)
+    _finish(made, json)
+
+
+def _compare_quality(before: Path, after: Path, as_json: bool) -> None:
+    """Print the paired difference of two runs' answers; with `as_json`, end there."""
+    from bench.evidence import read_evidence
+    from bench.quality.score import paired_differences
+    from bench.report.text import print_paired
+    from images.console import emit_json, out
+
+    first, second = read_evidence(before), read_evidence(after)
+    differences = paired_differences(first, second)
+    if as_json:
+        emit_json({"before": str(before), "after": str(after), "paired": differences})
+        raise Exit(code=0)
+    print_paired(first.recipe.id, second.recipe.id, differences, out())
 
 
 @task(positional=["run"], help={"run": "a run's folder", "json": "print verdict.json instead of tables"})
@@ -144,7 +182,7 @@ def lint(_c, fix=False):
     raise Exit(code=max(codes))
 
 
-ns = Collection(reproduce, bench, verdict, check, list_, test, lint)
+ns = Collection(reproduce, bench, quality, verdict, check, list_, test, lint)
 
 
 class FrontDoor(Program):

@@ -84,6 +84,16 @@ class LiveRecord(Stored):
 Kind = TypeVar("Kind", bound=Stored)
 
 
+class Answer(Stored):
+    """A line of quality/<suite>.jsonl."""
+
+    id: str
+    task: str
+    prompt: str
+    expected: str
+    got: str
+
+
 @dataclass(frozen=True)
 class Window:
     """A finished window: raw arrays, and what the server counted during it (None: not readable)."""
@@ -113,6 +123,7 @@ class Evidence:
     machine: Machine
     windows: list[Window]
     boots: list[Boot]
+    quality: dict[str, list[dict]]
     seal_faults: list[str]
 
 
@@ -129,6 +140,7 @@ def read_evidence(run: Path) -> Evidence:
         machine=_stored(Machine, run / "machine.json"),
         windows=[_read_window(boot, number, folder) for boot, number, folder in windows_of(run)],
         boots=[_read_boot(folder) for folder in sorted(boots, key=lambda folder: int(folder.name))],
+        quality={file.stem: _read_answers(file) for file in sorted(run.glob("quality/*.jsonl"))},
         seal_faults=seal_faults(run),
     )
 
@@ -177,3 +189,12 @@ def _stored(kind: type[Kind], file: Path) -> Kind:
         first = errors.errors(include_url=False)[0]
         key = ".".join(str(part) for part in first["loc"]) or "the whole file"
         raise RunProblem(f"{file}: {key}: {first['msg']}") from None
+
+
+def _read_answers(file: Path) -> list[dict]:
+    """Read a suite's answers. Whether one is exact is decided here, from what was expected and got."""
+    try:
+        lines = [Answer.model_validate_json(line) for line in file.read_bytes().splitlines()]
+    except ValidationError as errors:
+        raise RunProblem(f"{file}: not a suite's answers: {errors.errors(include_url=False)[0]['msg']}") from None
+    return [{**answer.model_dump(), "exact": answer.got == answer.expected} for answer in lines]

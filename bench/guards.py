@@ -7,6 +7,7 @@ import numpy as np
 
 from bench.analyse import succeeded
 from bench.evidence import Evidence, Window
+from bench.quality.suites import suite_items
 
 PREFIX_HITS_LIMIT = 0.01
 
@@ -162,6 +163,17 @@ def _log_proof(evidence: Evidence) -> Iterator[Guard]:
     yield Guard("log_proof", ok, "; ".join(wrong) or "as declared", "as declared", "", "server log, recipe's proof")
 
 
+def _quality_complete(evidence: Evidence) -> Iterator[Guard]:
+    quality = evidence.recipe.quality
+    if quality is None:
+        return
+    for suite in quality.suites:
+        wanted = [item.id for item in suite_items(suite, quality.seed, quality.items)]
+        got = [answer["id"] for answer in evidence.quality.get(suite, [])]
+        ok = got == wanted
+        yield Guard("quality_complete", ok, len(got), len(wanted), "items", f"quality/{suite}.jsonl")
+
+
 def _worst(
     evidence: Evidence, figure: Callable[[Window], float | None], pick: Callable[[list[float]], float]
 ) -> float | None:
@@ -194,4 +206,5 @@ CHECKS = (
     _engine_version,
     _live_settings,
     _log_proof,
+    _quality_complete,
 )

@@ -5,7 +5,7 @@ import platform
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -14,10 +14,12 @@ import httpx
 from bench.counters import read_counters
 from bench.load import run_window, save_window, warm_up
 from bench.prompts import as_jsonl, digest, load_tokenizer, make_prompts, window_seed
+from bench.quality.runner import ask_suite, save_answers
+from bench.quality.suites import suite_items
 from bench.runfolder import SCHEMA, dump_json, new_run, seal, window_folder, write_recipe, write_text
 from images.console import stage
 from images.engine import Engine
-from images.errors import EngineProblem, Problem
+from images.errors import EngineProblem, Problem, UsageProblem
 from images.index import cache_root
 from recipes.load import Loaded
 from recipes.model_files import observed_files
@@ -33,13 +35,17 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything a run needs, gathered before anything is started. `url`: a server someone else runs."""
+    """Everything a run needs, gathered before anything is started. `url`: a server someone else runs.
+
+    Without `load` only the quality suites are run.
+    """
 
     loaded: Loaded
     engine: Engine
     spec: ServingSpec
     machine: dict
     url: str | None = None
+    load: bool = True
 
 
 @dataclass(frozen=True)
@@ -64,11 +70,12 @@ class Recorder:
             "run": run.name,
             "recipe": plan.loaded.recipe.id,
             "started": _now(),
-            "planned_windows": load.boots * load.windows,
+            "planned_windows": load.boots * load.windows if plan.load else 0,
             "engine": {
                 "name": plan.engine.name,
                 "version": plan.engine.version,
                 "identity": plan.engine.identity,
+                "patches": list(plan.engine.patches),
                 "python": platform.python_version(),
                 "answered": [],
             },
@@ -136,7 +143,12 @@ def _boots(plan: Plan, run: Path, recorder: Recorder) -> None:
     for boot in range(1, load.boots + 1):
         recorder.stage = f"boot {boot}"
         with _target(plan, run / "boots" / str(boot), boot, recorder) as target:
-            _measure_boot(plan, run, boot, target, recorder)
+            recorder.manifest["engine"]["answered"].append(engine_version(target.url))
+            if plan.load:
+                _measure_boot(plan, run, boot, target, recorder)
+            if boot == 1 and plan.loaded.recipe.quality:
+                recorder.stage = "quality"
+                _measure_quality(plan, run, target)
 
 
 @contextmanager
@@ -180,14 +192,14 @@ def _record_boot(plan: Plan, folder: Path, boot: int, server: Server, recorder: 
     argv = {"rendered": rendered, "live": server.argv}
     write_text(folder / "argv.json", dump_json({key: [anonymous(a, plan) for a in argv[key]] for key in argv}))
     live_env = {name: server.env.get(name) for name in plan.spec.env}
-    write_text(folder / "env.json", dump_json({"rendered": plan.spec.env, "live": live_env}))
+    env = {"rendered": plan.spec.env, "live": live_env}
+    write_text(folder / "env.json", anonymous(dump_json(env), plan))
     recorder.manifest["boots"].append({"boot": boot, "boot_s": round(server.boot_s, 1)})
 
 
 def _measure_boot(plan: Plan, run: Path, boot: int, target: Target, recorder: Recorder) -> None:
     recipe = plan.loaded.recipe
     load = recipe.benchmark
-    recorder.manifest["engine"]["answered"].append(engine_version(target.url))
     tokenizer = load_tokenizer(plan.spec.model_path)
     recorder.stage = f"boot {boot} warm-up"
     count = WARM_UP_WAVES * load.concurrency
@@ -225,6 +237,21 @@ def _measure_window(plan: Plan, folder: Path, title: str, target: Target, prompt
     write_text(folder / "counters.json", dump_json({"before": before, "after": after, "clock": clock}))
 
 
+def _measure_quality(plan: Plan, run: Path, target: Target) -> None:
+    quality = plan.loaded.recipe.quality
+    for suite in quality.suites:
+        items = suite_items(suite, quality.seed, quality.items)
+        with stage(f"quality suite {suite}, {len(items)} items") as update:
+            answers = ask_suite(
+                target.url,
+                target.model,
+                items,
+                quality.concurrency,
+                progress=lambda done, total: update(f"{done}/{total} items", done, total),
+            )
+        save_answers(run / "quality" / f"{suite}.jsonl", answers)
+
+
 def refuse_dead(target: Target) -> None:
     """Raise EngineProblem if the engine has ended, or ends now: its last process takes a moment to notice."""
     deadline = time.monotonic() + LAST_BREATH_S
@@ -249,6 +276,18 @@ def engine_version(url: str) -> str:
         return str(httpx.get(f"{url}/version", timeout=10, trust_env=False).json()["version"])
     except (httpx.HTTPError, ValueError, KeyError, TypeError):
         return "unknown"
+
+
+def quality_only(plan: Plan) -> Plan:
+    """The same plan with nothing but the quality suites, and only the claims about them.
+
+    Raises UsageProblem when the recipe has no suite.
+    """
+    recipe = plan.loaded.recipe
+    if recipe.quality is None:
+        raise UsageProblem(f"{recipe.id} has no quality suite")
+    claims = [claim for claim in recipe.claims if claim.metric == "exact_match"]
+    return replace(plan, loaded=replace(plan.loaded, recipe=recipe.model_copy(update={"claims": claims})))
 
 
 def require_model(plan: Plan) -> None:

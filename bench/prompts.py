@@ -8,7 +8,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from images.errors import EngineProblem
-from recipes.library.micro.streams import HELD_OUT, stream
+from recipes.library.micro.training.streams import HELD_OUT, stream
 from recipes.schema import Benchmark
 
 ATTEMPTS = 50

@@ -9,6 +9,7 @@ from bench.analyse import analyse_window, interval95, latencies_ms, rounded, suc
 from bench.counters import acceptance_length
 from bench.evidence import Evidence, read_evidence
 from bench.guards import Guard, run_guards
+from bench.quality.score import score_suite
 from bench.runfolder import dump_json, write_text
 from recipes.model_files import differing_files
 from recipes.schema import Claim
@@ -39,9 +40,15 @@ class Measurement:
     little: list[float]
     acceptance: list[float]
     latency_ms: dict[str, dict[str, float | None]] | None
+    quality: dict[str, dict[str, dict]]
 
-    def boots_of(self, metric: str) -> list[float]:
+    def boots_of(self, claim: Claim) -> list[float]:
         """The values of a claim's metric, one a boot; empty where it wasn't measured."""
+        metric = claim.metric
+        if metric == "exact_match":
+            suite, _, task = (claim.scope or "").partition("/")
+            found = self.quality.get(suite, {}).get(task or "all")
+            return [found["share"]] if found else []
         if metric == "output_tok_s":
             return self.whole
         if metric == "acceptance_length":
@@ -68,6 +75,7 @@ def measure_evidence(evidence: Evidence) -> Measurement:
         little=a_boot(lambda window: results[id(window)].little),
         acceptance=a_boot(lambda window: acceptance_length(window.counted) if window.counted else None),
         latency_ms=latencies_ms([window.arrays for window in usable]) if usable else None,
+        quality={suite: score_suite(answers) for suite, answers in evidence.quality.items() if answers},
     )
 
 
@@ -107,23 +115,17 @@ def _figures(evidence: Evidence, measured: Measurement, voided: list[Guard]) -> 
     reasons = {
         "gpu_memory_gb": "no GPU telemetry in this run",
         "energy_j_per_token": "no power telemetry in this run",
-        "quality": "the recipe has no quality suite",
     }
     rates = {name: _mean(getattr(measured, name)) for name in ("whole", "steady", "little")}
     interval = interval95(measured.whole)
     acceptance = _mean(measured.acceptance)
-    latency = measured.latency_ms
+    latency, quality = measured.latency_ms, measured.quality or None
     if voided:
-        rates, interval, acceptance, latency = dict.fromkeys(rates), None, None, None
+        rates, interval, acceptance, latency, quality = dict.fromkeys(rates), None, None, None, None
         why = f"the run is invalid ({', '.join(guard.id for guard in voided)}): it gives no figure"
-        reasons |= dict.fromkeys(("output_tok_s", "ci95", "latency_ms", "acceptance_length"), why)
+        reasons |= dict.fromkeys(("output_tok_s", "ci95", "latency_ms", "acceptance_length", "quality"), why)
     else:
-        if rates["steady"] is None:
-            reasons["output_tok_s.steady"] = "the plateau is shorter than three mean request times"
-        if interval is None:
-            reasons["ci95"] = "one boot, no interval"
-        if acceptance is None:
-            reasons["acceptance_length"] = "the engine drafted no tokens"
+        reasons |= _why_missing(rates, interval, acceptance, quality)
     figures = {
         "output_tok_s": rates,
         "ci95": interval,
@@ -131,18 +133,35 @@ def _figures(evidence: Evidence, measured: Measurement, voided: list[Guard]) -> 
         "acceptance_length": acceptance,
         "gpu_memory_gb": None,
         "energy_j_per_token": None,
-        "quality": None,
+        "quality": quality,
     }
     return figures, reasons
 
 
+def _why_missing(rates: dict, interval: tuple | None, acceptance: float | None, quality: dict | None) -> dict:
+    missing = {}
+    if rates["whole"] is None:
+        missing |= dict.fromkeys(("output_tok_s", "ci95", "latency_ms", "acceptance_length"), "no load was applied")
+        return missing if quality else {**missing, "quality": "no quality suite was run"}
+    if rates["steady"] is None:
+        missing["output_tok_s.steady"] = "the plateau is shorter than three mean request times"
+    if interval is None:
+        missing["ci95"] = "one boot, no interval"
+    if acceptance is None:
+        missing["acceptance_length"] = "the engine drafted no tokens"
+    if quality is None:
+        missing["quality"] = "no quality suite was run"
+    return missing
+
+
 def judge_claim(claim: Claim, evidence: Evidence, measured: Measurement, voided: list[Guard]) -> dict:
     """Judge one claim: state, and the reason in words."""
-    boots = [] if voided else measured.boots_of(claim.metric)
+    boots = [] if voided else measured.boots_of(claim)
     state, reason = _state(claim, evidence, boots, voided)
     return {
         "id": claim.id,
         "metric": claim.metric,
+        "scope": claim.scope,
         "published": claim.published,
         "tolerance": claim.tolerance,
         "status": claim.status,
@@ -161,7 +180,7 @@ def _state(claim: Claim, evidence: Evidence, boots: list[float], voided: list[Gu
     if not boots:
         return "INCONCLUSIVE", f"{claim.metric} was not measured in this run"
     if claim.metric in MACHINE_INDEPENDENT:
-        return _compare(claim, min(boots), max(boots), f"measured {_mean(boots):.4g}")
+        return _compare(claim, min(boots), max(boots), f"measured {_mean(boots):.5g}")
     interval = interval95(boots)
     if interval is None or len(boots) < BOOTS_FOR_INTERVAL:
         return "INCONCLUSIVE", f"{len(boots)} boot(s), no interval; {BOOTS_FOR_INTERVAL} boots are needed"

@@ -43,13 +43,15 @@ REMEDIES = (
 class Engine:
     """An engine that can be started: an interpreter whose environment holds vLLM.
 
-    `version` is what the engine answers on /version; `identity` names the exact build (pins' hash).
+    `version` is what the engine answers on /version; `identity` names the exact build (pins' hash);
+    `patches` are the declared changes to it, each with file and reason.
     """
 
     name: str
     version: str
     python: Path
     identity: str
+    patches: tuple[dict, ...] = ()
 
     def command(self) -> list[str]:
         """The start of every vLLM command line."""
@@ -72,10 +74,15 @@ def image_facts(name: str) -> dict:
 def engine_identity(name: str) -> str:
     """The hash over pins, image facts, Python version and architecture: 16 hex digits."""
     digest = hashlib.sha256()
-    for file in ("pins.txt", "image.yaml"):
+    for file in ("pins.txt", "image.yaml", *patch_files(name)):
         digest.update((IMAGES / name / file).read_bytes())
     digest.update(f"{sys.implementation.cache_tag} {platform.machine()}".encode())
     return digest.hexdigest()[:16]
+
+
+def patch_files(name: str) -> list[str]:
+    """The files below images/<name> that change the engine, by name."""
+    return [patch["file"] for patch in image_facts(name).get("patches", [])]
 
 
 def engine_home(name: str) -> Path:
@@ -85,12 +92,12 @@ def engine_home(name: str) -> Path:
 
 def find_engine(name: str) -> Engine | None:
     """Return the installed engine, or None when it is absent or its build was interrupted."""
-    version = image_facts(name)["version"]
+    facts = image_facts(name)
     home = engine_home(name)
     python = home / "bin" / "python"
     if not (home / MARKER).exists() or not python.exists():
         return None
-    return Engine(name, version, python, engine_identity(name))
+    return Engine(name, facts["version"], python, engine_identity(name), tuple(facts.get("patches", [])))
 
 
 def ensure_engine(name: str) -> Engine:
@@ -154,6 +161,7 @@ def _build(name: str, home: Path) -> None:
     install += torch_source(facts["requires"], python, environ)
     _step([*install, "-r", str(IMAGES / name / "pins.txt")], "2/3 installing the pinned packages", log, environ)
     _alias_distribution(facts, home)
+    _install_patches(name, home)
     # Without bytecode every one of the engine's three processes compiles vLLM and torch at each start.
     compiling = [str(python), "-m", "compileall", "-q", "-j", "0", str(home / "lib")]
     run_shown(compiling, "3/3 compiling bytecode", log)  # a few files of other Python versions never compile
@@ -177,6 +185,18 @@ def _alias_distribution(facts: dict, home: Path) -> None:
         metadata = f"Metadata-Version: 2.1\nName: vllm\nVersion: {facts['version']}+{facts['device']}\n"
         (alias / "METADATA").write_text(metadata)
         shutil.copy(original / "entry_points.txt", alias)
+
+
+def _install_patches(name: str, home: Path) -> None:
+    """Put the declared patches beside vLLM, each as a plugin that vLLM loads in every process of its own."""
+    for site in home.glob("lib/python*/site-packages"):
+        for file in patch_files(name):
+            module = f"station_recipes_{Path(file).stem}"
+            shutil.copy(IMAGES / name / file, site / f"{module}.py")
+            info = site / f"{module}-1.dist-info"
+            info.mkdir()
+            (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1\n")
+            (info / "entry_points.txt").write_text(f"[vllm.general_plugins]\n{module} = {module}:register\n")
 
 
 def torch_source(requirement: str, python: Path, environ: dict[str, str]) -> list[str]:

@@ -1,10 +1,10 @@
 """Room recipes: checking and listing the library for people and for scripts."""
 
 from images.console import emit_json, out, table
-from images.engine import find_engine, image_facts
+from images.engine import find_engine
 from images.errors import UsageProblem
 from recipes.load import Loaded, first_choice, load_recipe, recipe_ids, resolve_id
-from recipes.machine import machine_facts
+from recipes.machine import machine_facts, why_not
 from recipes.rules import broken_rules
 
 
@@ -62,12 +62,7 @@ def _row(recipe_id: str, machine: dict) -> dict:
 
 
 def _here(loaded: Loaded, machine: dict) -> str:
-    recipe = loaded.recipe
-    has_gpu = bool(machine["gpus"])
-    if recipe.applies and recipe.applies.device == "cuda" and not has_gpu:
-        return f"does not apply: {recipe.applies.reason}"
-    device = image_facts(recipe.engine.image)["device"]
-    if device == "cuda" and not has_gpu:
-        return "needs an NVIDIA GPU"
-    installed = "installed" if find_engine(recipe.engine.image) else "installed on first use"
-    return f"runs here; engine {recipe.engine.image} {recipe.engine.version} {installed}"
+    engine = loaded.recipe.engine
+    reason = why_not(loaded.recipe, machine)
+    installed = "installed" if find_engine(engine.image) else "installed on first use"
+    return reason or f"runs here; engine {engine.image} {engine.version} {installed}"

@@ -126,7 +126,8 @@ RULES = (
 def broken_rules(loaded: Loaded) -> list[str]:
     """Check a recipe against the table: one line a broken rule, naming file, line, rule and source."""
     recipe = loaded.recipe
-    device = image_facts(recipe.engine.image)["device"]
+    needed = recipe.applies.device if recipe.applies else None
+    device = needed or image_facts(recipe.engine.image)["device"]
     lines = []
     for rule in RULES:
         if not recipe.engine.version.startswith(rule.engines):

@@ -1,8 +1,8 @@
 """Room recipes: what a recipe may say. Pydantic models; every field's description is its documentation."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 RecipeId = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9.-]*/[a-z0-9][a-z0-9.-]*$")]
 FlagName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9]*(-[a-z0-9]+)*$")]
@@ -89,11 +89,21 @@ class Benchmark(Part):
     windows: int = Field(default=1, ge=1, le=20, description="measured loads on one boot")
 
 
+class Quality(Part):
+    """The quality suites: items with one right answer, asked at temperature 0."""
+
+    suites: list[Literal["micro-tasks"]] = Field(min_length=1)
+    items: int = Field(default=50, ge=1, le=10_000, description="items a task")
+    concurrency: int = Field(default=16, ge=1, le=4096)
+    seed: int = Field(ge=0, description="which held-out items")
+
+
 class Claim(Part):
     """A published figure with its definition, tolerance and status."""
 
     id: Text
     metric: Metric
+    scope: Text | None = Field(default=None, description="for exact_match: suite/task, such as micro-tasks/add")
     published: float
     tolerance: float = Field(gt=0, description="absolute, in the metric's unit")
     status: Status
@@ -111,9 +121,10 @@ class Delta(Part):
 
 
 class Applies(Part):
-    """Where a rung can exist at all."""
+    """Where a rung can exist at all; elsewhere it is listed with the reason, not faked."""
 
-    device: Literal["cuda", "cpu"]
+    device: Literal["cuda"] | None = Field(default=None, description="the device it needs")
+    without_cpu_flag: Text | None = Field(default=None, description="on a CPU: an instruction set that rules it out")
     reason: Text
 
 
@@ -129,9 +140,18 @@ class Recipe(Part):
     runtime: Runtime
     proof: Proof = Proof()
     benchmark: Benchmark
+    quality: Quality | None = None
     claims: list[Claim] = []
     delta: Delta | None = None
     applies: Applies | None = None
+
+    @model_validator(mode="after")
+    def _claims_can_be_judged(self) -> Self:
+        suites = self.quality.suites if self.quality else []
+        for claim in self.claims:
+            if claim.metric == "exact_match" and (claim.scope or "").split("/")[0] not in suites:
+                raise ValueError(f"claim {claim.id}: exact_match needs a scope suite/task of one of quality.suites")
+        return self
 
     @property
     def family(self) -> str:

@@ -34,6 +34,7 @@ def print_verdict(verdict: dict, console: Console) -> None:
     _print_voids(verdict, console)
     _print_claims(verdict, console)
     _print_figures(verdict, console)
+    _print_quality(verdict, console)
     _print_guards(verdict, console)
 
 
@@ -62,7 +63,7 @@ def _print_claims(verdict: dict, console: Console) -> None:
 
 
 def _print_figures(verdict: dict, console: Console) -> None:
-    if verdict["state"] == "INVALID":
+    if verdict["output_tok_s"]["whole"] is None:
         return
     rates = verdict["output_tok_s"]
     interval = verdict["ci95"]
@@ -101,6 +102,37 @@ def _print_figures(verdict: dict, console: Console) -> None:
     console.print(table("", columns, lines))
 
 
+def _print_quality(verdict: dict, console: Console) -> None:
+    for suite, tasks in (verdict["quality"] or {}).items():
+        rows = [
+            (name, f"{task['exact']} of {task['n']}", f"{task['wilson95'][0]:.3f} to {task['wilson95'][1]:.3f}")
+            for name, task in tasks.items()
+        ]
+        console.print()
+        console.print(
+            table(f"Quality: {suite}, exact answers at temperature 0", ("task", "exact", "95% (Wilson)"), rows)
+        )
+
+
+def print_paired(first: str, second: str, differences: dict[str, dict], console: Console) -> None:
+    """Print how two runs differ on the same items."""
+    rows = [
+        (
+            suite,
+            str(found["n"]),
+            str(found["only_first"]),
+            str(found["only_second"]),
+            f"{found['difference']:+.4f}",
+            f"{found['interval95'][0]:+.4f} to {found['interval95'][1]:+.4f}",
+            f"{found['p']:.3g}",
+        )
+        for suite, found in differences.items()
+    ]
+    columns = ("suite", "items", "right only before", "right only after", "difference", "95% interval", "McNemar p")
+    console.print()
+    console.print(table(f"Quality, paired: {first} → {second}", columns, rows))
+
+
 def _print_guards(verdict: dict, console: Console) -> None:
     good = [guard["id"] for guard in verdict["guards"] if guard["ok"] is True]
     blind = [guard["id"] for guard in verdict["guards"] if guard["ok"] is None]
@@ -115,13 +147,12 @@ def _print_guards(verdict: dict, console: Console) -> None:
     console.print(f"Confirmed: {'; '.join(confirmed) or 'no claim'}.", markup=False)
     if open_claims:
         console.print(f"Not confirmed: {'; '.join(open_claims)}.", markup=False)
-    if not any(claim["metric"] == "output_tok_s" for claim in verdict["claims"]):
+    if verdict["output_tok_s"]["whole"] and not any(c["metric"] == "output_tok_s" for c in verdict["claims"]):
         console.print("Throughput: measured here, nobody claimed a figure for this recipe and machine.", markup=False)
 
 
 def _claim_words(claim: dict) -> str:
-    unit = UNITS.get(claim["metric"], claim["metric"])
-    return f"{claim['id']} ({claim['published']:g} {unit})"
+    return f"{claim['id']} ({UNITS.get(claim['metric'], claim['metric'])})"
 
 
 def _number(value: object) -> str:

@@ -17,6 +17,7 @@ from recipes.run.supervised import Supervised, base_environment, supervised
 from recipes.spec import ServingSpec
 
 POLL_S = 0.5
+READY_REQUEST_TIMEOUT_S = 240  # a first completion may wait for kernels to be compiled
 SIGNS = re.compile(r"error|exception|traceback|refused|not found|invalid|unrecognized|killed|no space", re.IGNORECASE)
 
 Progress = Callable[[str], None]
@@ -86,7 +87,7 @@ def wait_ready(spec: ServingSpec, process: Supervised, deadline: float, progress
 
     Raises EngineProblem when the engine ends, the deadline passes, or another's server answers.
     """
-    with httpx.Client(base_url=spec.url, timeout=30, trust_env=False) as client:
+    with httpx.Client(base_url=spec.url, timeout=READY_REQUEST_TIMEOUT_S, trust_env=False) as client:
         while True:
             if process.failed_to_start:
                 raise EngineProblem(f"the engine could not be started: {process.failed_to_start}")

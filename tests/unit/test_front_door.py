@@ -20,10 +20,10 @@ def test_the_task_list_comes_at_once(inv):
     started = time.monotonic()
     answer = inv("--list")
     assert time.monotonic() - started < 0.7
-    assert {"reproduce", "bench", "verdict", "check", "list", "test", "lint"} <= set(answer.stdout.split())
+    assert {"reproduce", "bench", "quality", "verdict", "check", "list", "test", "lint"} <= set(answer.stdout.split())
 
 
-@pytest.mark.parametrize("task", ["reproduce", "bench", "verdict", "check", "list", "test", "lint"])
+@pytest.mark.parametrize("task", ["reproduce", "bench", "quality", "verdict", "check", "list", "test", "lint"])
 def test_every_task_explains_itself(inv, task):
     answer = inv(task, "--help")
     assert answer.returncode == 0

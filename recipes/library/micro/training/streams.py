@@ -1,4 +1,4 @@
-"""Six small text tasks with exact answers, and endless streams of them, made from a seed.
+"""Room recipes: six small text tasks with exact answers, and endless streams of them, made from a seed.
 
 Every instance is one line: a prompt that says the task, then the answer, which ends with a newline.
 

@@ -1,0 +1,102 @@
+"""Quality scores: intervals and paired differences against figures worked out elsewhere."""
+
+import pytest
+
+from bench.evidence import read_evidence
+from bench.quality.runner import save_answers
+from bench.quality.score import paired_difference, score, score_suite
+from bench.quality.suites import suite_items
+from bench.runfolder import seal
+from bench.verdict import judge
+from images.errors import UsageProblem
+from tests.runs import recipe, write_run
+
+
+def answers(pattern: str, task: str = "add") -> list[dict]:
+    return [
+        {"id": f"{task}-{n}", "task": task, "prompt": f"{n}", "expected": "1", "got": mark, "exact": mark == "1"}
+        for n, mark in enumerate(pattern)
+    ]
+
+
+def test_wilson_s_interval_is_the_textbook_s():
+    found = score([True] * 81 + [False] * 182)  # Newcombe 1998, table I: 81 of 263
+    assert found.share == pytest.approx(0.3080, abs=5e-5)
+    assert found.wilson95 == pytest.approx((0.2553, 0.3662), abs=5e-5)
+    assert score([True] * 50).wilson95[1] == pytest.approx(1.0)
+
+
+def test_a_suite_is_scored_by_task_and_as_a_whole():
+    found = score_suite(answers("1101") + answers("00", "copy"))
+    assert {name: (each["exact"], each["n"]) for name, each in found.items()} == {
+        "add": (3, 4),
+        "copy": (0, 2),
+        "all": (3, 6),
+    }
+
+
+def test_the_paired_difference_counts_only_items_that_changed():
+    found = paired_difference(answers("11110000" * 10), answers("11010010" * 10))
+    assert (found.n, found.only_first, found.only_second) == (80, 10, 10)
+    assert found.difference == 0 and found.p == pytest.approx(1.0)
+    worse = paired_difference(answers("1" * 100), answers("0" * 12 + "1" * 88))
+    assert worse.difference == pytest.approx(-0.12)
+    assert worse.p == pytest.approx(2 * 0.5**12)
+    assert worse.interval95[0] < -0.12 < worse.interval95[1] < 0
+
+
+def test_equal_answers_have_an_interval_of_nearly_nothing_and_never_of_nothing():
+    same = paired_difference(answers("1" * 300), answers("1" * 300))
+    assert same.difference == 0 and same.p == 1
+    assert -0.01 < same.interval95[0] < 0 < same.interval95[1] < 0.01
+
+
+def test_different_items_are_never_compared():
+    with pytest.raises(ValueError, match="different items"):
+        paired_difference(answers("11"), answers("111"))
+
+
+def test_an_unknown_suite_is_named():
+    with pytest.raises(UsageProblem, match="unknown quality suite 'mmlu'"):
+        suite_items("mmlu", 1, 1)
+
+
+def exact_claim(published: float) -> dict:
+    return {
+        "id": "exact",
+        "metric": "exact_match",
+        "scope": "micro-tasks/add",
+        "published": published,
+        "tolerance": 0.02,
+        "status": "measured",
+        "machine": "any",
+        "source": "a test",
+    }
+
+
+@pytest.mark.parametrize(("wrong", "state"), [(0, "REPRODUCED"), (3, "NOT_REPRODUCED")])
+def test_exact_match_is_judged_from_the_kept_answers(tmp_path, wrong, state):
+    quality = {"suites": ["micro-tasks"], "items": 10, "seed": 3}
+    run = write_run(tmp_path / "run", recipe(quality=quality, claims=[exact_claim(1.0)]), sealed=False)
+    items = suite_items("micro-tasks", 3, 10)
+    kept = [
+        {"id": i.id, "task": i.task, "prompt": i.prompt, "expected": i.expected, "got": i.expected, "exact": True}
+        for i in items
+    ]
+    for answer in [answer for answer in kept if answer["task"] == "add"][:wrong]:
+        answer["got"] = "no"  # `exact` in the file still says True: it isn't believed
+    save_answers(run / "quality" / "micro-tasks.jsonl", kept)
+    seal(run)
+    verdict = judge(read_evidence(run))
+    assert verdict["state"] == state, verdict["claims"]
+    assert verdict["quality"]["micro-tasks"]["add"]["exact"] == 10 - wrong
+
+
+def test_a_suite_with_missing_answers_voids_the_run(tmp_path):
+    quality = {"suites": ["micro-tasks"], "items": 2, "seed": 3}
+    run = write_run(tmp_path / "run", recipe(quality=quality), sealed=False)
+    save_answers(run / "quality" / "micro-tasks.jsonl", answers("11"))
+    seal(run)
+    verdict = judge(read_evidence(run))
+    assert verdict["state"] == "INVALID"
+    assert [guard["id"] for guard in verdict["guards"] if guard["ok"] is False] == ["quality_complete"]
