@@ -7,6 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from bench.evidence import read_evidence
+from bench.runfolder import dump_json, seal_faults
+from bench.verdict import judge
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 ROOMS = ["images", "recipes", "bench"]
 MODULES = [path for room in ROOMS for path in (ROOT / room).rglob("*.py")]
@@ -55,3 +59,10 @@ def test_no_tracked_file_names_a_folder_of_somebody_s_machine():
     for file in tracked():
         if file.suffix in {".py", ".md", ".yaml", ".json", ".txt", ".toml", ""} and file != Path(__file__):
             assert not pattern.search(file.read_bytes()), file
+
+
+@pytest.mark.parametrize("run", sorted((ROOT / "results").glob("*/*/*/recipe.yaml")), ids=lambda file: file.parent.name)
+def test_every_published_run_is_sealed_and_judges_to_the_same_bytes_again(run: Path):
+    folder = run.parent
+    assert seal_faults(folder) == []
+    assert dump_json(judge(read_evidence(folder))) == (folder / "verdict.json").read_text()
