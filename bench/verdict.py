@@ -158,6 +158,9 @@ def judge_claim(claim: Claim, evidence: Evidence, measured: Measurement, voided:
     """Judge one claim: state, and the reason in words."""
     boots = [] if voided else measured.boots_of(claim)
     state, reason = _state(claim, evidence, boots, voided)
+    answered = set(evidence.manifest.engine.answered) - {evidence.recipe.engine.version}
+    if answered and not voided:
+        reason += f"; on the substitute engine {', '.join(sorted(answered))}, not {evidence.recipe.engine.version}"
     return {
         "id": claim.id,
         "metric": claim.metric,

@@ -93,6 +93,8 @@ def engine_home(name: str) -> Path:
 def find_engine(name: str) -> Engine | None:
     """Return the installed engine, or None when it is absent or its build was interrupted."""
     facts = image_facts(name)
+    if not (IMAGES / name / "pins.txt").exists():
+        return None
     home = engine_home(name)
     python = home / "bin" / "python"
     if not (home / MARKER).exists() or not python.exists():
@@ -105,6 +107,8 @@ def ensure_engine(name: str) -> Engine:
 
     Raises EngineProblem when it can't be installed on this host.
     """
+    if not (IMAGES / name / "pins.txt").exists():
+        raise EngineProblem(f"the {name} engine can't be installed as an environment: it has no pins, only an image")
     found = find_engine(name)
     if found:
         return found

@@ -15,6 +15,7 @@ from recipes.schema import Ladder, Recipe
 LIBRARY = Path(__file__).parent / "library"
 LADDER_FILE = "ladder.yaml"
 OWN_KEYS = frozenset({"schema", "id", "title", "extends", "claims", "delta", "applies"})
+UNCOUNTED = OWN_KEYS | {"choices"}  # inherited, but no change of what is run
 ATOMIC = (("engine", "flags"), ("engine", "env"), ("model", "files"))
 
 
@@ -157,7 +158,7 @@ def changes(before: Recipe, after: Recipe) -> list[str]:
     """The dotted keys in which two recipes differ, beyond their ids, titles, claims and deltas."""
     old, new = dict(leaves(as_data(before))), dict(leaves(as_data(after)))
     differing = (path for path in old.keys() | new.keys() if old.get(path) != new.get(path))
-    return sorted(".".join(path) for path in differing if path[0] not in OWN_KEYS and path != ("engine", "unset"))
+    return sorted(".".join(path) for path in differing if path[0] not in UNCOUNTED and path != ("engine", "unset"))
 
 
 def leaves(data: dict, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:

@@ -7,8 +7,11 @@ from pathlib import Path
 from images.command import run
 from images.engine import image_facts
 from images.errors import Problem, UsageProblem
-from recipes.schema import Recipe
+from images.yaml_source import read_yaml
+from recipes.load import validate
+from recipes.schema import Machine, Match, Recipe
 
+MACHINES = Path(__file__).parent / "machines"
 FACTS_SCRIPT = Path(__file__).parent.parent / "ansible" / "library" / "machine_facts.py"
 
 
@@ -23,6 +26,36 @@ def machine_facts(root: Path = Path("/")) -> dict:
     return json.loads(answer.stdout)
 
 
+def load_machines(folder: Path = MACHINES) -> dict[str, Machine]:
+    """Every machine profile by name, the most particular first."""
+    found = []
+    for file in sorted(folder.glob("*.yaml")):
+        document = read_yaml(file)
+        found.append(validate(Machine, document.data, document.marks))
+    return {machine.name: machine for machine in sorted(found, key=_breadth)}
+
+
+def _breadth(machine: Machine) -> tuple[bool, bool, str]:
+    particular = machine.match.pci_ids or machine.match.gpu_names
+    return machine.device == "cpu", not particular, machine.name
+
+
+def machine_profile(facts: dict, machines: dict[str, Machine]) -> Machine:
+    """The profile a machine's facts fit: by PCI id, by the GPU's name, by memory, else the CPU."""
+    gpus = [*facts["gpus"], *facts["pci_gpus"]]
+    return next(
+        each for each in machines.values() if each.device == "cpu" or any(_fits(each.match, gpu) for gpu in gpus)
+    )
+
+
+def _fits(match: Match, gpu: dict) -> bool:
+    return (
+        (not match.pci_ids or gpu.get("pci_id") in match.pci_ids)
+        and (not match.gpu_names or gpu.get("name") in match.gpu_names)
+        and (match.memory_mib_min is None or (gpu.get("memory_mib") or 0) >= match.memory_mib_min)
+    )
+
+
 def why_not(recipe: Recipe, facts: dict) -> str | None:
     """Why a recipe can't exist on this machine, in words; None where it can."""
     has_gpu = bool(facts["gpus"])
@@ -32,7 +65,11 @@ def why_not(recipe: Recipe, facts: dict) -> str | None:
         return f"does not apply to the {recipe.engine.image} engine: {applies.reason}"
     if applies and applies.without_cpu_flag and not on_gpu and applies.without_cpu_flag in facts["cpu"]["flags"]:
         return f"does not apply to this CPU: {applies.reason}"
-    return "needs an NVIDIA GPU" if on_gpu and not has_gpu else None
+    if on_gpu and not has_gpu:
+        return "needs an NVIDIA GPU"
+    if recipe.model.repo and not recipe.model.revision:
+        return f"needs a confirmed revision of {recipe.model.repo} (model.revision)"
+    return "needs a container of the cuda engine, which this version can't build yet" if on_gpu else None
 
 
 def require_applies(recipe: Recipe, facts: dict) -> None:

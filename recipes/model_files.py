@@ -19,6 +19,8 @@ def observed_files(loaded: Loaded) -> dict[str, str | None]:
     Files the recipe doesn't name count too: an added tokenizer file changes what the engine reads.
     Raises Problem if the folder itself is missing.
     """
+    if loaded.recipe.model.path is None:
+        return dict.fromkeys(loaded.recipe.model.files)
     folder = loaded.folder / loaded.recipe.model.path
     if not folder.is_dir():
         raise Problem(f"{loaded.mark('model', 'path')}: the model folder {folder} isn't there")

@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_vali
 RecipeId = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9.-]*/[a-z0-9][a-z0-9.-]*$")]
 FlagName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9]*(-[a-z0-9]+)*$")]
 EnvName = Annotated[str, StringConstraints(pattern=r"^[A-Z][A-Z0-9_]*$")]
+Revision = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{40}$")]
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 Text = Annotated[str, StringConstraints(min_length=1, strip_whitespace=True)]
 FlagValue = bool | int | float | str | list[str] | dict[str, Any]
@@ -33,6 +34,9 @@ class Engine(Part):
 
     image: Text = Field(description="folder under images/ that holds the engine's pins")
     version: Text = Field(description="what the engine must answer on /version")
+    substitutes: list[Text] = Field(
+        default=[], description="versions that may stand in, in this order; a verdict on one says so"
+    )
     flags: dict[FlagName, FlagValue] = Field(
         default={},
         description="`vllm serve` flags as a map: true is --flag, false is --no-flag, maps are JSON",
@@ -42,12 +46,24 @@ class Engine(Part):
 
 
 class Model(Part):
-    """The model: a folder beside the recipe, each file with its sha256."""
+    """The model: a folder beside the recipe, or a repository at one confirmed revision."""
 
-    path: Text = Field(description="folder with the checkpoint, relative to the recipe's folder")
+    path: Text | None = Field(default=None, description="folder with the checkpoint, relative to the recipe's folder")
+    repo: Text | None = Field(default=None, description="repository name on the hub, owner/name")
+    revision: Revision | None = Field(default=None, description="full commit of the repository, confirmed by a person")
+    architecture: Text | None = Field(default=None, description="the model's class, where a rule depends on it")
+    quantization: Text | None = Field(default=None, description="how the weights are stored, such as nvfp4")
     served_name: Text = Field(description="the model name clients ask for")
     dtype: Literal["float32", "bfloat16", "float16"]
-    files: dict[Text, Sha256] = Field(description="sha256 of every file the engine reads")
+    files: dict[Text, Sha256] = Field(default={}, description="sha256 of every file the engine reads")
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if (self.path is None) == (self.repo is None):
+            raise ValueError("wanted either path (a folder) or repo (on the hub)")
+        if self.path and not self.files:
+            raise ValueError("a model folder needs files: the sha256 of each")
+        return self
 
 
 class Runtime(Part):
@@ -141,6 +157,9 @@ class Recipe(Part):
     proof: Proof = Proof()
     benchmark: Benchmark
     quality: Quality | None = None
+    choices: dict[Text, Text] = Field(
+        default={}, description="dotted keys the publication leaves open, and why this value: our choices"
+    )
     claims: list[Claim] = []
     delta: Delta | None = None
     applies: Applies | None = None
@@ -166,5 +185,28 @@ class Ladder(Part):
     family: Text
     title: Text
     default: Text = Field(description="the rung that a bare family name means")
-    machines: list[Text] = Field(description="machine slugs this family is the first choice for, or [any]")
+    machines: list[Text] = Field(description="machine profiles this family is the first choice for, or [any]")
     rungs: list[Text] = Field(min_length=1, description="the published order")
+
+
+class Match(Part):
+    """How a machine is recognised: every given condition must hold of one GPU."""
+
+    pci_ids: list[Text] = []
+    gpu_names: list[Text] = []
+    memory_mib_min: int | None = None
+
+
+class Machine(Part):
+    """A machine profile: recipes/machines/<name>.yaml."""
+
+    schema_: Literal[1] = Field(alias="schema")
+    name: Text
+    title: Text
+    device: Literal["cuda", "cpu"]
+    match: Match
+    compute_capability: Text | None = None
+    memory_mib: int | None = Field(default=None, description="GPU memory as the driver reports it")
+    driver_min: Text | None = None
+    env: dict[EnvName, str] = Field(default={}, description="variables every engine on this machine gets")
+    source: Text

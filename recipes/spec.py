@@ -21,7 +21,7 @@ class ServingSpec:
     host: str
     port: int
     served_name: str
-    model_path: Path
+    model_path: Path | None
     ready_timeout_s: int
     stop_timeout_s: int
 
@@ -45,8 +45,11 @@ def flag_arguments(name: str, value: FlagValue) -> list[str]:
 def serving_spec(loaded: Loaded) -> ServingSpec:
     """Build the spec of a recipe."""
     recipe = loaded.recipe
-    model_path = (loaded.folder / recipe.model.path).resolve()
-    argv = ["serve", str(model_path), "--served-model-name", recipe.model.served_name]
+    model = recipe.model
+    model_path = (loaded.folder / model.path).resolve() if model.path else None
+    argv = ["serve", str(model_path or model.repo)]
+    argv += ["--revision", model.revision] if model.revision else []
+    argv += ["--served-model-name", recipe.model.served_name]
     argv += ["--host", recipe.runtime.host, "--port", str(recipe.runtime.port), "--dtype", recipe.model.dtype]
     for name in sorted(recipe.engine.flags):
         argv += flag_arguments(name, recipe.engine.flags[name])
