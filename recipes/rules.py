@@ -3,6 +3,7 @@
 A row's condition is a pure function of the recipe and the device; it returns the key at fault, or None.
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -11,9 +12,10 @@ from images.errors import UsageProblem
 from recipes.load import Loaded
 from recipes.schema import Recipe
 
-TABLE_VERSION = 1
+TABLE_VERSION = 2
 
-Condition = Callable[[Recipe, str], tuple[str, ...] | None]
+Fault = tuple[str, ...] | None
+Condition = Callable[[Recipe, str], Fault]
 
 
 @dataclass(frozen=True)
@@ -27,54 +29,153 @@ class Rule:
     source: str
 
 
+def flag(name: str) -> tuple[str, ...]:
+    """The key path of a flag."""
+    return ("engine", "flags", name)
+
+
 def _undeclared(*path: str) -> Condition:
-    def finds(recipe: Recipe, _device: str) -> tuple[str, ...] | None:
+    def finds(recipe: Recipe, _device: str) -> Fault:
         declared = recipe.engine.flags if path[1] == "flags" else recipe.engine.env
         return None if path[2] in declared else path[:2]
 
     return finds
 
 
-def _cpu_without_eager(recipe: Recipe, device: str) -> tuple[str, ...] | None:
+def _cpu_without_eager(recipe: Recipe, device: str) -> Fault:
     eager = recipe.engine.flags.get("enforce-eager") is True
-    return None if device != "cpu" or eager else ("engine", "flags", "enforce-eager")
+    return None if device != "cpu" or eager else flag("enforce-eager")
 
 
-def _cpu_async(recipe: Recipe, device: str) -> tuple[str, ...] | None:
+def _cpu_async(recipe: Recipe, device: str) -> Fault:
     asked = recipe.engine.flags.get("async-scheduling") is True
-    return ("engine", "flags", "async-scheduling") if device == "cpu" and asked else None
+    return flag("async-scheduling") if device == "cpu" and asked else None
 
 
-def _cpu_mtp_prefix(recipe: Recipe, device: str) -> tuple[str, ...] | None:
+def _cpu_mtp_prefix(recipe: Recipe, device: str) -> Fault:
     speculative = "speculative-config" in recipe.engine.flags
     caching = recipe.engine.flags.get("enable-prefix-caching") is not False
-    return ("engine", "flags", "enable-prefix-caching") if device == "cpu" and speculative and caching else None
+    return flag("enable-prefix-caching") if device == "cpu" and speculative and caching else None
 
 
-def _few_prompts(recipe: Recipe, _device: str) -> tuple[str, ...] | None:
+def _few_prompts(recipe: Recipe, _device: str) -> Fault:
     load = recipe.benchmark
     enough = load.prompts >= 5 * load.concurrency and load.prompts % load.concurrency == 0
     return None if enough else ("benchmark", "prompts")
 
 
-def _short_context(recipe: Recipe, _device: str) -> tuple[str, ...] | None:
+def _short_context(recipe: Recipe, _device: str) -> Fault:
     limit = recipe.engine.flags.get("max-model-len")
     needed = recipe.benchmark.input_len + recipe.benchmark.output_len
-    return ("engine", "flags", "max-model-len") if isinstance(limit, int) and limit < needed else None
+    return flag("max-model-len") if isinstance(limit, int) and limit < needed else None
+
+
+# The architectures whose checkpoint configuration `--mamba-ssm-cache-dtype auto` follows.
+SSM_DTYPE_HOOKS = frozenset({"NemotronHForCausalLM", "NemotronHPuzzleForCausalLM", "NemotronH_Nano_VL_V2"})
+DEAD_ENV = frozenset(
+    {
+        "VLLM_ATTENTION_BACKEND",
+        "VLLM_FLASHINFER_MOE_BACKEND",
+        "VLLM_NVFP4_GEMM_BACKEND",
+        "VLLM_USE_FLASHINFER_MOE_FP16",
+        "VLLM_USE_FLASHINFER_MOE_FP4",
+        "VLLM_USE_FLASHINFER_MOE_FP8",
+        "VLLM_USE_V1",
+    }
+)
+SECRET = re.compile(r"(TOKEN|SECRET|PASSWORD|API_KEY|ACCESS_KEY|CREDENTIAL)S?$")
+
+
+def _rounds(recipe: Recipe) -> bool:
+    return recipe.engine.flags.get("enable-mamba-cache-stochastic-rounding") is True
+
+
+def _speculative(recipe: Recipe) -> dict:
+    config = recipe.engine.flags.get("speculative-config")
+    return config if isinstance(config, dict) else {}
+
+
+def _ssm_dtype_auto(recipe: Recipe, _device: str) -> Fault:
+    auto = recipe.engine.flags.get("mamba-ssm-cache-dtype", "auto") == "auto"
+    unhooked = recipe.model.architecture not in {None, *SSM_DTYPE_HOOKS}
+    return flag("mamba-ssm-cache-dtype") if auto and unhooked else None
+
+
+def _mamba_config(recipe: Recipe, _device: str) -> Fault:
+    return flag("mamba-config") if "mamba-config" in recipe.engine.flags else None
+
+
+def _rounding_without_fp16(recipe: Recipe, _device: str) -> Fault:
+    explicit = recipe.engine.flags.get("mamba-ssm-cache-dtype") == "float16"
+    return flag("enable-mamba-cache-stochastic-rounding") if _rounds(recipe) and not explicit else None
+
+
+def _rounding_on_cpu(recipe: Recipe, device: str) -> Fault:
+    return flag("enable-mamba-cache-stochastic-rounding") if _rounds(recipe) and device == "cpu" else None
+
+
+def _rounding_in_triton(recipe: Recipe, _device: str) -> Fault:
+    flashinfer = recipe.engine.flags.get("mamba-backend") == "flashinfer"
+    blackwell = recipe.engine.env.get("FLASHINFER_CUDA_ARCH_LIST", "").startswith("10.")
+    return flag("mamba-backend") if _rounds(recipe) and not flashinfer and not blackwell else None
+
+
+def _philox(recipe: Recipe, _device: str) -> Fault:
+    rounds = recipe.engine.flags.get("mamba-cache-philox-rounds")
+    wrong = rounds is not None and (not _rounds(recipe) or not isinstance(rounds, int) or rounds < 1)
+    return flag("mamba-cache-philox-rounds") if wrong else None
+
+
+def _ssu_algorithm(recipe: Recipe, _device: str) -> Fault:
+    fixed = recipe.engine.flags.get("mamba-ssu-algorithm") in {"vertical", "horizontal"}
+    return flag("mamba-ssu-algorithm") if fixed and _speculative(recipe) else None
+
+
+def _dead_env(recipe: Recipe, _device: str) -> Fault:
+    dead = sorted(DEAD_ENV & recipe.engine.env.keys())
+    return ("engine", "env", dead[0]) if dead else None
+
+
+def _old_method(recipe: Recipe, _device: str) -> Fault:
+    return flag("speculative-config") if _speculative(recipe).get("method") == "nemotron_h_mtp" else None
+
+
+def _unpinned_moe(recipe: Recipe, _device: str) -> Fault:
+    unpinned = recipe.engine.flags.get("moe-backend", "auto") == "auto"
+    return flag("moe-backend") if recipe.model.quantization and unpinned else None
+
+
+def _quantised_draft(recipe: Recipe, _device: str) -> Fault:
+    config = _speculative(recipe)
+    inherits = recipe.model.quantization and config and "moe_backend" not in config
+    return flag("speculative-config") if inherits else None
+
+
+def _short_stop(recipe: Recipe, _device: str) -> Fault:
+    drains = recipe.engine.flags.get("shutdown-timeout", 0)
+    short = isinstance(drains, int) and drains > 0 and recipe.runtime.stop_timeout_s <= drains
+    return ("runtime", "stop_timeout_s") if short else None
+
+
+def _secret(recipe: Recipe, _device: str) -> Fault:
+    if "api-key" in recipe.engine.flags:
+        return flag("api-key")
+    named = sorted(name for name in recipe.engine.env if SECRET.search(name))
+    return ("engine", "env", named[0]) if named else None
 
 
 RULES = (
     Rule(
         "async-declared",
         ("0.32",),
-        _undeclared("engine", "flags", "async-scheduling"),
+        _undeclared(*flag("async-scheduling")),
         "async-scheduling must be declared: it is on unless refused, so leaving it out hides the step that adds it",
         "vllm/config/vllm.py: None resolves to True",
     ),
     Rule(
         "prefix-caching-declared",
         ("0.32",),
-        _undeclared("engine", "flags", "enable-prefix-caching"),
+        _undeclared(*flag("enable-prefix-caching")),
         "enable-prefix-caching must be declared: it is on by default and changes the Mamba cache mode",
         "vllm#52884, vllm#54227",
     ),
@@ -119,6 +220,97 @@ RULES = (
         _short_context,
         "max-model-len must hold input_len + output_len",
         "vLLM refuses such requests",
+    ),
+    Rule(
+        "ssm-dtype-explicit",
+        ("0.32",),
+        _ssm_dtype_auto,
+        "mamba-ssm-cache-dtype must be explicit: for this architecture `auto` is the model's dtype, not the checkpoint's",
+        "vllm: the hook exists for NemotronHForCausalLM, NemotronHPuzzleForCausalLM and NemotronH_Nano_VL_V2 only",
+    ),
+    Rule(
+        "mamba-config",
+        ("0.32",),
+        _mamba_config,
+        "mamba-config can't be used: its backend is silently overwritten to triton; use mamba-backend",
+        "read in vLLM 0.32",
+    ),
+    Rule(
+        "rounding-fp16",
+        ("0.32",),
+        _rounding_without_fp16,
+        "stochastic rounding needs mamba-ssm-cache-dtype: float16, said explicitly; mamba-cache-dtype doesn't count",
+        "read in vLLM 0.32",
+    ),
+    Rule(
+        "rounding-cpu",
+        ("0.32",),
+        _rounding_on_cpu,
+        "stochastic rounding can't be on with the CPU engine: it accepts the flag and ignores it",
+        "seen on vLLM 0.32.0: command line flags bypass the device check",
+    ),
+    Rule(
+        "rounding-triton",
+        ("0.32",),
+        _rounding_in_triton,
+        "stochastic rounding needs mamba-backend: flashinfer, except on compute capability 10.x, where Triton does it too",
+        "read in vLLM 0.32; the check is bypassed by command line flags",
+    ),
+    Rule(
+        "philox",
+        ("0.32",),
+        _philox,
+        "mamba-cache-philox-rounds must be 1 or more, and only beside stochastic rounding: alone it is ignored, 0 means 10",
+        "read in vLLM 0.32 and FlashInfer 0.7",
+    ),
+    Rule(
+        "ssu-algorithm",
+        ("0.32",),
+        _ssu_algorithm,
+        "mamba-ssu-algorithm vertical or horizontal can't be used with draft tokens: it passes the start and fails later",
+        "read in vLLM 0.32",
+    ),
+    Rule(
+        "dead-env",
+        ("0.32",),
+        _dead_env,
+        "this variable is dead in vLLM 0.32: it is warned about and ignored; drop it",
+        "vllm/envs.py",
+    ),
+    Rule(
+        "old-method",
+        ("0.32",),
+        _old_method,
+        "method nemotron_h_mtp is a deprecated alias; write mtp",
+        "vllm/config/speculative.py",
+    ),
+    Rule(
+        "moe-backend-pinned",
+        ("0.32",),
+        _unpinned_moe,
+        "moe-backend must be pinned for quantised weights: the kernel chosen by itself gave fluent but corrupt text",
+        "vllm#52308",
+    ),
+    Rule(
+        "draft-moe-backend",
+        ("0.32",),
+        _quantised_draft,
+        "speculative-config needs moe_backend for a quantised target: the unquantised draft inherits the target's otherwise",
+        "read in vLLM 0.32",
+    ),
+    Rule(
+        "stop-after-drain",
+        ("",),
+        _short_stop,
+        "stop_timeout_s must be longer than the engine's shutdown-timeout, or draining requests are killed",
+        "the engine drains until shutdown-timeout, then ends",
+    ),
+    Rule(
+        "no-secret",
+        ("",),
+        _secret,
+        "a secret must not stand in a recipe: pass it by file or by environment when serving",
+        "a recipe is handed to others",
     ),
 )
 

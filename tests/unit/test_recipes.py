@@ -165,6 +165,12 @@ def test_a_wrong_recipe_is_one_clear_error(library: Path, case: str):
     assert expected in str(caught.value)
 
 
+EAGER = "    enforce-eager: true\n"
+ROUNDING = "enable-mamba-cache-stochastic-rounding: true\n"
+FP16 = "    mamba-ssm-cache-dtype: float16\n"
+FLASHINFER = "    mamba-backend: flashinfer\n"
+CUDA_ONLY = {"rounding-fp16", "rounding-triton"}  # shown on a rung for CUDA: on a CPU another rule speaks first
+
 BROKEN_RULES = {
     "async-declared": ("    async-scheduling: false\n", ""),
     "prefix-caching-declared": ("    enable-prefix-caching: false\n", ""),
@@ -177,6 +183,24 @@ BROKEN_RULES = {
     ),
     "enough-prompts": ("prompts: 20", "prompts: 16"),
     "context-fits": ("max-model-len: 512", "max-model-len: 95"),
+    "ssm-dtype-explicit": ("  dtype: float32", "  dtype: float32\n  architecture: NemotronH_Omni_Reasoning_V3"),
+    "mamba-config": (EAGER, f"{EAGER}    mamba-config: {{backend: flashinfer}}\n"),
+    "rounding-fp16": (EAGER, f"{EAGER}    {ROUNDING}    mamba-cache-dtype: float16\n{FLASHINFER}"),
+    "rounding-cpu": (EAGER, f"{EAGER}    {ROUNDING}{FP16}{FLASHINFER}"),
+    "rounding-triton": (EAGER, f"{EAGER}    {ROUNDING}{FP16}    mamba-backend: triton\n"),
+    "philox": (EAGER, f"{EAGER}    mamba-cache-philox-rounds: 5\n"),
+    "ssu-algorithm": (EAGER, f"{EAGER}    mamba-ssu-algorithm: vertical\n    speculative-config: {{method: mtp}}\n"),
+    "dead-env": ("  env:\n", '  env:\n    VLLM_USE_V1: "1"\n'),
+    "old-method": (EAGER, f"{EAGER}    speculative-config: {{method: nemotron_h_mtp}}\n"),
+    "moe-backend-pinned": ("  dtype: float32", "  dtype: float32\n  quantization: nvfp4"),
+    "draft-moe-backend": (
+        "  dtype: float32",
+        "  dtype: float32\n  quantization: nvfp4",
+        EAGER,
+        f"{EAGER}    moe-backend: flashinfer_cutlass\n    speculative-config: {{method: mtp}}\n",
+    ),
+    "stop-after-drain": (EAGER, f"{EAGER}    shutdown-timeout: 60\n"),
+    "no-secret": ("  env:\n", "  env:\n    HF_TOKEN: hf_x\n"),
 }
 
 
@@ -186,9 +210,14 @@ def test_every_rule_has_a_test():
 
 @pytest.mark.parametrize("rule", BROKEN_RULES)
 def test_each_trap_is_caught_by_its_own_rule(library: Path, rule: str):
-    before, after = BROKEN_RULES[rule]
-    assert before in BASE
-    write(library, "base", BASE.replace(before, after))
+    edits = BROKEN_RULES[rule]
+    text = BASE
+    for before, after in zip(edits[::2], edits[1::2], strict=True):
+        assert before in text
+        text = text.replace(before, after)
+    if rule in CUDA_ONLY:
+        text += "applies: {device: cuda, reason: a test}\n"
+    write(library, "base", text)
     lines = broken_rules(load_recipe("fam/base", library))
     assert [f"[rule {rule};" in line for line in lines] == [True], lines
     assert "base.yaml:" in lines[0]
