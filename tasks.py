@@ -133,14 +133,42 @@ def verdict(_c, run, json=False):
     _finish(Path(run), json)
 
 
-@task(help={"recipe": RECIPE, "all": "every recipe in the library", "json": "print a list of findings"})
-def check(_c, recipe=None, all=False, json=False):  # noqa: A002
+@task(
+    help={
+        "recipe": RECIPE,
+        "all": "every recipe in the library",
+        "schema": "write the JSON Schema of a recipe to recipes/recipe.schema.json, for editors",
+        "json": "print a list of findings",
+    }
+)
+def check(_c, recipe=None, all=False, schema=False, json=False):  # noqa: A002
     """Validate recipes: schema, extends, declared deltas, and the table of engine traps. Needs no engine."""
-    from recipes.check import check_recipes
+    from recipes.check import check_recipes, write_schema
 
+    if schema:
+        write_schema()
+        return
     if bool(recipe) == all:
         raise UsageProblem("check needs either --recipe NAME or --all")
     raise Exit(code=check_recipes(None if all else recipe, json))
+
+
+@task(positional=["a", "b"], help={"a": "a recipe", "b": "another", "json": "print JSON"})
+def diff(_c, a, b, json=False):
+    """Say how two recipes differ, in terms of the engine's arguments and environment."""
+    from recipes.check import print_difference
+
+    print_difference(a, b, json)
+
+
+@task(help={"recipe": "a family, such as micro", "show": "print the ladder; nothing is run", "json": "print JSON"})
+def ladder(_c, recipe="", show=False, json=False):
+    """Show a family's ladder: each rung's change, the published figure and step, what could make it a no-op."""
+    from recipes.check import print_ladder
+
+    if not recipe or not show:
+        raise UsageProblem("ladder needs --recipe FAMILY --show; running a ladder isn't built yet")
+    print_ladder(recipe, json)
 
 
 @task(name="list", help={"json": "print JSON"})
@@ -182,7 +210,7 @@ def lint(_c, fix=False):
     raise Exit(code=max(codes))
 
 
-ns = Collection(reproduce, bench, quality, verdict, check, list_, test, lint)
+ns = Collection(reproduce, bench, quality, verdict, check, diff, ladder, list_, test, lint)
 
 
 class FrontDoor(Program):

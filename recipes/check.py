@@ -1,11 +1,19 @@
 """Room recipes: checking and listing the library for people and for scripts."""
 
-from images.console import emit_json, out, table
+import json
+from pathlib import Path
+
+from images.console import emit_json, note, out, table
 from images.engine import find_engine
 from images.errors import UsageProblem
-from recipes.load import Loaded, first_choice, load_recipe, recipe_ids, resolve_id
+from images.yaml_source import shown
+from recipes.compare import difference, ladder_rows
+from recipes.load import Loaded, first_choice, load_ladder, load_recipe, recipe_ids, resolve_id
 from recipes.machine import machine_facts, why_not
 from recipes.rules import broken_rules
+from recipes.schema import Recipe
+
+SCHEMA_FILE = Path(__file__).with_name("recipe.schema.json")
 
 
 def findings(recipe_id: str) -> list[str]:
@@ -66,3 +74,50 @@ def _here(loaded: Loaded, machine: dict) -> str:
     reason = why_not(loaded.recipe, machine)
     installed = "installed" if find_engine(engine.image) else "installed on first use"
     return reason or f"runs here; engine {engine.image} {engine.version} {installed}"
+
+
+def print_difference(first: str, second: str, as_json: bool) -> None:
+    """Print how two recipes differ, in argv/env terms."""
+    found = difference(first, second)
+    if as_json:
+        emit_json(found)
+        return
+    console = out()
+    console.print(f"{found['before']} → {found['after']}", markup=False)
+    for was, now in found["argv_env"]:
+        for sign, line in (("-", was), ("+", now)):
+            if line is not None:
+                console.print(f"  {sign} {line}", markup=False, soft_wrap=True)
+    for key, was, now in found["other"]:
+        console.print(f"  {key}: {json.dumps(was)} → {json.dumps(now)}", markup=False, soft_wrap=True)
+    if not found["argv_env"] and not found["other"]:
+        console.print("  nothing that is run or measured differs")
+
+
+def print_ladder(name: str, as_json: bool) -> None:
+    """Print a family's ladder: what each rung changes, what was published, what could make it a no-op."""
+    family = name.split("/", maxsplit=1)[0]
+    rows = ladder_rows(family, machine_facts())
+    if as_json:
+        emit_json({"family": family, "rungs": rows})
+        return
+    lines = [
+        (
+            row["rung"],
+            "\n".join(row["delta"]) or "–",
+            "–" if row["published_tok_s"] is None else f"{row['published_tok_s']:,.0f} (claimed)",
+            "–" if row["published_step"] is None else f"{row['published_step']:+.1%}",
+            row["applies"] or "runs here",
+            "\n".join(row["no_op_if"]) or "–",
+        )
+        for row in rows
+    ]
+    columns = ("rung", "change", "output tok/s", "step", "on this machine", "a no-op if")
+    out().print(table(load_ladder(family).title, columns, lines))
+
+
+def write_schema() -> None:
+    """Write the JSON Schema of a recipe beside the code that defines it."""
+    schema = Recipe.model_json_schema(by_alias=True)
+    SCHEMA_FILE.write_text(json.dumps(schema, indent=2, sort_keys=True, ensure_ascii=False) + "\n")
+    note(f"wrote {shown(SCHEMA_FILE)}")

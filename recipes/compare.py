@@ -1,0 +1,82 @@
+"""Room recipes: what differs between two recipes or two rungs, in the engine's own terms."""
+
+from collections.abc import Iterator
+
+from recipes.load import Loaded, changes, leaves, load_ladder, load_recipe
+from recipes.load import as_data as recipe_data
+from recipes.machine import why_not
+from recipes.spec import flag_arguments, serving_spec
+
+# What can make a rung measure nothing, by the key it changes.
+NO_OPS = {
+    "engine.env.OMP_NUM_THREADS": "serving sets torch's threads to 1 itself when the variable is unset",
+    "engine.flags.async-scheduling": "it is on unless refused; no log line proves it, only the resolved configuration",
+    "engine.flags.mamba-backend": "FlashInfer is switched off with a warning where the image has no cubins and no nvcc",
+    "engine.flags.mamba-ssm-cache-dtype": "`auto`, or a CPU with AVX512-BF16, leaves the state as it was",
+    "engine.flags.enable-mamba-cache-stochastic-rounding": "ignored on a CPU, and without an explicit float16 state",
+    "engine.flags.speculative-config": "drafts that are never accepted: see the acceptance length",
+}
+
+
+def argument_lines(loaded: Loaded) -> dict[str, str]:
+    """A recipe's argv and environment as named lines: '--flag' or 'NAME=' to its text."""
+    recipe = loaded.recipe
+    spec = serving_spec(loaded)
+    flags = {f"--{name}": " ".join(flag_arguments(name, value)) for name, value in recipe.engine.flags.items()}
+    model = {"model": spec.argv[1], "--dtype": f"--dtype {recipe.model.dtype}"}
+    return {**model, **flags, **{f"{name}=": f"{name}={value}" for name, value in spec.env.items()}}
+
+
+def argument_changes(before: Loaded, after: Loaded) -> Iterator[tuple[str, str | None, str | None]]:
+    """Yield (name, before, after) for every argument or variable that differs; None where it isn't there."""
+    old, new = argument_lines(before), argument_lines(after)
+    for name in sorted(old.keys() | new.keys()):
+        if old.get(name) != new.get(name):
+            yield name, old.get(name), new.get(name)
+
+
+def difference(first: str, second: str) -> dict:
+    """Two recipes by name: {argv_env: [[before, after]], other: [[key, before, after]]}."""
+    before, after = load_recipe(first), load_recipe(second)
+    old, new = (dict(leaves(recipe_data(each.recipe))) for each in (before, after))
+    others = [
+        key
+        for key in changes(before.recipe, after.recipe)
+        if not key.startswith(("engine.flags.", "engine.env.")) and key not in {"model.path", "model.dtype"}
+    ]
+    paths = {".".join(path): path for path in old.keys() | new.keys()}
+    return {
+        "before": before.recipe.id,
+        "after": after.recipe.id,
+        "argv_env": [[was, now] for _, was, now in argument_changes(before, after)],
+        "other": [[key, old.get(paths[key]), new.get(paths[key])] for key in others],
+    }
+
+
+def ladder_rows(family: str, facts: dict) -> list[dict]:
+    """A family's ladder, rung by rung: delta in argv/env terms, published figure and step, applies, no-op risks.
+
+    The step is against the last rung that has a published figure.
+    """
+    rows = []
+    previous: Loaded | None = None
+    last_published: float | None = None
+    for rung in load_ladder(family).rungs:
+        loaded = load_recipe(f"{family}/{rung}")
+        claimed = next((claim for claim in loaded.recipe.claims if claim.metric == "output_tok_s"), None)
+        published = claimed.published if claimed else None
+        delta = [now or f"without {was}" for _, was, now in argument_changes(previous, loaded)] if previous else []
+        step = published / last_published - 1 if published and last_published else None
+        keys = loaded.recipe.delta.changes if loaded.recipe.delta else []
+        rows.append(
+            {
+                "rung": rung,
+                "delta": delta,
+                "published_tok_s": published,
+                "published_step": step,
+                "applies": why_not(loaded.recipe, facts),
+                "no_op_if": [NO_OPS[key] for key in keys if key in NO_OPS],
+            }
+        )
+        previous, last_published = loaded, published or last_published
+    return rows
