@@ -74,6 +74,13 @@ class Runtime(Part):
     port: int = Field(default=8000, ge=1024, le=65535)
     ready_timeout_s: int = Field(default=300, ge=1, le=7200, description="deadline for the first real completion")
     stop_timeout_s: int = Field(default=5, ge=1, le=600, description="from SIGTERM to SIGKILL")
+    api_key_env: EnvName | None = Field(
+        default=None, description="variable that holds the API key when serving; its value never stands in an output"
+    )
+    ipc: Literal["private", "host"] = Field(default="private", description="containers: IPC namespace")
+    shm_gb: int = Field(default=8, ge=1, le=512, description="containers: size of /dev/shm")
+    ulimits: dict[Text, int] = Field(default={}, description="containers: resource limits, -1 is unlimited")
+    user: int = Field(default=1000, ge=1, description="containers: uid and gid the engine runs as, never root")
 
 
 class Waiver(Part):

@@ -1,14 +1,43 @@
 """Room recipes: from a checked recipe to what is started: one argv, one environment, for every target."""
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from images.errors import UsageProblem
 from recipes.load import Loaded
 from recipes.schema import FlagValue
 
+IMAGE = re.compile(r"[a-z0-9][a-z0-9._/:-]*@sha256:[0-9a-f]{64}")
 # Every engine we start stays offline and tells nobody anything.
 FIXED_ENV = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+
+
+CACHE_IN_CONTAINER = "/cache"
+# Where the engine keeps what it downloads and compiles, below one folder, in every container.
+CACHE_ENV = {
+    "HF_HOME": f"{CACHE_IN_CONTAINER}/huggingface",
+    "VLLM_CACHE_ROOT": f"{CACHE_IN_CONTAINER}/vllm",
+    "FLASHINFER_WORKSPACE_BASE": f"{CACHE_IN_CONTAINER}/flashinfer",
+}
+
+
+@dataclass(frozen=True)
+class Container:
+    """What the container targets need beside argv and env. `image` is ref@sha256:…; `device` a CDI name.
+
+    `cache` is the host folder mounted at CACHE_IN_CONTAINER; the model's folder, if it is a folder, is
+    mounted read-only at its own path, so that argv is the same everywhere.
+    """
+
+    image: str
+    device: str | None
+    cache: Path
+    ipc: str
+    shm_gb: int
+    ulimits: dict[str, int]
+    user: int
 
 
 @dataclass(frozen=True)
@@ -24,6 +53,7 @@ class ServingSpec:
     model_path: Path | None
     ready_timeout_s: int
     stop_timeout_s: int
+    api_key_env: str | None = None
 
     @property
     def url(self) -> str:
@@ -63,4 +93,16 @@ def serving_spec(loaded: Loaded) -> ServingSpec:
         model_path=model_path,
         ready_timeout_s=recipe.runtime.ready_timeout_s,
         stop_timeout_s=recipe.runtime.stop_timeout_s,
+        api_key_env=recipe.runtime.api_key_env,
     )
+
+
+def container(loaded: Loaded, image: str, device: str | None, cache: Path) -> Container:
+    """The container part of a recipe.
+
+    Raises UsageProblem unless `image` names a digest.
+    """
+    if not IMAGE.fullmatch(image):
+        raise UsageProblem(f"image {image!r} has no digest: wanted NAME@sha256:<64 hex digits>, never a tag alone")
+    runtime = loaded.recipe.runtime
+    return Container(image, device, cache, runtime.ipc, runtime.shm_gb, dict(runtime.ulimits), runtime.user)
