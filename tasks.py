@@ -93,6 +93,43 @@ def bench(_c, recipe=None, url=None, windows=0, out=".runs", json=False):
 @task(
     help={
         "recipe": f"{RECIPE}; default: the one for this machine",
+        "port": "port on 127.0.0.1 instead of the recipe's",
+        "json": "print the server's record",
+    }
+)
+def serve(_c, recipe=None, port=0, json=False):
+    """Start a recipe's server and leave it running; `./inv status` finds it, `./inv stop` ends it."""
+    from recipes.run.servers import serve_recipe
+
+    plan = _plan(recipe, port, 0, 0)
+    serve_recipe(plan.spec, plan.engine, json)
+
+
+@task(help={"json": "print JSON"})
+def status(_c, json=False):
+    """Show the servers that `./inv serve` started: ready, stuck or gone, and what they are doing."""
+    from recipes.run.servers import show_servers
+
+    show_servers(json)
+
+
+@task(
+    help={
+        "port": "which server, when there are several",
+        "drain": "seconds to wait until no request is in flight (default 60)",
+        "json": "print JSON",
+    }
+)
+def stop(_c, port=0, drain=60, json=False):
+    """Stop a server: wait for its requests to finish, then end it; says how many were cut off."""
+    from recipes.run.servers import stop_server
+
+    stop_server(port or None, drain, json)
+
+
+@task(
+    help={
+        "recipe": f"{RECIPE}; default: the one for this machine",
         "run": "take the answers of this run instead of serving a recipe",
         "against": "a run to compare with, item by item (McNemar)",
         "port": "port on 127.0.0.1 instead of the recipe's",
@@ -210,7 +247,7 @@ def lint(_c, fix=False):
     raise Exit(code=max(codes))
 
 
-ns = Collection(reproduce, bench, quality, verdict, check, diff, ladder, list_, test, lint)
+ns = Collection(reproduce, bench, quality, serve, status, stop, verdict, check, diff, ladder, list_, test, lint)
 
 
 class FrontDoor(Program):

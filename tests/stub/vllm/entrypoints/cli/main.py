@@ -11,13 +11,19 @@ import subprocess
 import sys
 import time
 
+STARTED = time.monotonic()
+
 
 class Answers(http.server.BaseHTTPRequestHandler):
     """Just enough of vLLM's API to be asked whether it is ready."""
 
     def do_GET(self):
-        """Answer /health."""
-        self._send(200, {})
+        """Answer /health, and /metrics: two requests in flight until STUB_BUSY_S have passed."""
+        if self.path == "/metrics":
+            busy = time.monotonic() - STARTED < float(os.environ.get("STUB_BUSY_S", "0"))
+            gauge = "vllm:num_requests_running"
+            return self._reply(200, f"# TYPE {gauge} gauge\n{gauge} {2 if busy else 0}\n".encode())
+        return self._send(200, {})
 
     def do_POST(self):
         """Answer a completion, or refuse it."""
@@ -27,7 +33,9 @@ class Answers(http.server.BaseHTTPRequestHandler):
         return self._send(200, {"usage": {"completion_tokens": 2}})
 
     def _send(self, status: int, body: dict) -> None:
-        data = json.dumps(body).encode()
+        self._reply(status, json.dumps(body).encode())
+
+    def _reply(self, status: int, data: bytes) -> None:
         self.send_response(status)
         self.send_header("content-length", str(len(data)))
         self.end_headers()

@@ -1,0 +1,223 @@
+"""Room recipes: servers that outlive the command that started them: state on disk, never a stale pid trusted."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+from images.engine import Engine
+from images.errors import UsageProblem
+from recipes.run.process import Progress, environment, refuse_taken_port, relevant_lines, wait_ready
+from recipes.run.supervisor import descendants_of
+from recipes.spec import ServingSpec
+
+SCHEMA = 1
+POLL_S = 0.5
+KILL_AFTER_S = 10
+
+
+@dataclass(frozen=True)
+class Record:
+    """One server as its state file tells it. `birth` and `machine_boot` tell its pid from a later one."""
+
+    schema: int
+    recipe: str
+    served_name: str
+    url: str
+    port: int
+    pid: int
+    birth: int
+    machine_boot: str
+    argv: list[str]
+    log: str
+    stop_timeout_s: int
+    started: str
+
+
+def state_root(environ: Mapping[str, str] = os.environ) -> Path:
+    """Where running servers are recorded: STATION_RECIPES_STATE, else the user's state folder."""
+    if environ.get("STATION_RECIPES_STATE"):
+        return Path(environ["STATION_RECIPES_STATE"]).expanduser().absolute()
+    base = environ.get("XDG_STATE_HOME") or Path(environ.get("HOME", "/")) / ".local" / "state"
+    return Path(base) / "station-recipes"
+
+
+class Detached:
+    """A process in a session of its own, watched by pid; the shape that `wait_ready` asks of a process."""
+
+    failed_to_start: str | None = None
+
+    def __init__(self, popen: subprocess.Popen, log: Path) -> None:
+        """Watch a process just started."""
+        self._popen, self.pid, self.log = popen, popen.pid, log
+
+    def alive(self) -> bool:
+        """Whether it still runs."""
+        return self._popen.poll() is None
+
+    def status(self) -> int | None:
+        """Its exit status once it has ended."""
+        return self._popen.poll()
+
+    def processes(self) -> list[int]:
+        """Its pid and those below it."""
+        return [self.pid, *descendants_of(self.pid)]
+
+
+def start(spec: ServingSpec, engine: Engine, state: Path, progress: Progress = lambda _: None) -> Record:
+    """Start a server that stays, wait until it is ready, and record it.
+
+    Raises EngineProblem when the port is taken or the engine doesn't become ready; nothing is left then.
+    """
+    refuse_taken_port(spec.host, spec.port)
+    folder = state / "servers"
+    folder.mkdir(parents=True, exist_ok=True)
+    log = folder / f"{spec.port}.log"
+    argv = [*engine.command(), *spec.argv]
+    with log.open("wb") as sink:
+        popen = subprocess.Popen(
+            argv, env=environment(spec), stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, start_new_session=True
+        )
+    process = Detached(popen, log)
+    record = Record(
+        schema=SCHEMA,
+        recipe=spec.recipe_id,
+        served_name=spec.served_name,
+        url=spec.url,
+        port=spec.port,
+        pid=process.pid,
+        birth=birth_of(process.pid) or 0,
+        machine_boot=machine_boot(),
+        argv=argv,
+        log=str(log),
+        stop_timeout_s=spec.stop_timeout_s,
+        started=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+    )
+    # Recorded before it is ready: a crash of ours in between must not lose it.
+    _write(folder / f"{spec.port}.json", record)
+    try:
+        wait_ready(spec, process, time.monotonic() + spec.ready_timeout_s, progress)
+    except BaseException:
+        _end(record, KILL_AFTER_S)
+        (folder / f"{spec.port}.json").unlink(missing_ok=True)
+        raise
+    return record
+
+
+def _write(file: Path, record: Record) -> None:
+    partial = file.with_suffix(".json.partial")
+    partial.write_text(json.dumps(asdict(record), indent=2, sort_keys=True) + "\n")
+    partial.replace(file)
+
+
+def records(state: Path) -> list[Record]:
+    """Every recorded server, running or not; a file that can't be read is left out."""
+    found = []
+    for file in sorted((state / "servers").glob("*.json")):
+        with suppress(OSError, ValueError, TypeError):
+            found.append(Record(**json.loads(file.read_text())))
+    return found
+
+
+def birth_of(pid: int) -> int | None:
+    """When a process began, in clock ticks since the machine's boot; None where there is no such process."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    except OSError:
+        return None
+    return None if fields[0] == "Z" else int(fields[19])
+
+
+def machine_boot() -> str:
+    """The kernel's id of this boot of the machine."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def condition(record: Record) -> str:
+    """'ready', 'starting or stuck', or 'gone': the pid counts only with its birth and this boot of the machine."""
+    if record.machine_boot != machine_boot() or birth_of(record.pid) != record.birth:
+        return "gone"
+    try:
+        healthy = httpx.get(f"{record.url}/health", timeout=5, trust_env=False).status_code == 200
+    except httpx.HTTPError:
+        healthy = False
+    return "ready" if healthy else "starting or stuck"
+
+
+def in_flight(record: Record) -> int | None:
+    """Requests running and waiting, from the server's gauges; None when it doesn't answer."""
+    try:
+        text = httpx.get(f"{record.url}/metrics", timeout=5, trust_env=False).text
+        families = list(text_string_to_metric_families(text))
+    except (httpx.HTTPError, ValueError):
+        return None
+    gauges = {"vllm:num_requests_running", "vllm:num_requests_waiting"}
+    return int(sum(sample.value for family in families if family.name in gauges for sample in family.samples))
+
+
+def stop(record: Record, state: Path, drain_s: float, progress: Callable[[int | None], None]) -> int | None:
+    """Stop a server: wait until nothing is in flight or `drain_s` has passed, then end it and forget it.
+
+    Returns how many requests were cut off: 0 after a full drain, None when the server didn't say. A
+    record whose process is gone is only forgotten: whoever has its pid now is never touched.
+    """
+    cut: int | None = 0
+    if condition(record) != "gone":
+        deadline = time.monotonic() + drain_s
+        cut = in_flight(record)
+        while cut and time.monotonic() < deadline:
+            progress(cut)
+            time.sleep(POLL_S)
+            cut = in_flight(record)
+        _end(record, record.stop_timeout_s)
+    (state / "servers" / f"{record.port}.json").unlink(missing_ok=True)
+    return cut
+
+
+def _end(record: Record, grace_s: float) -> None:
+    tree = [(pid, birth_of(pid)) for pid in [record.pid, *descendants_of(record.pid)]]
+    _signal(record.pid, record.birth, signal.SIGTERM)
+    deadline = time.monotonic() + grace_s
+    while birth_of(record.pid) == record.birth and time.monotonic() < deadline:
+        time.sleep(POLL_S / 5)
+    for pid, birth in tree:
+        if birth is not None:
+            _signal(pid, birth, signal.SIGKILL)
+
+
+def _signal(pid: int, birth: int, number: signal.Signals) -> None:
+    if birth_of(pid) == birth:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def find(state: Path, port: int | None) -> Record:
+    """The recorded server on `port`, or the only one there is.
+
+    Raises UsageProblem when there is none, or several to choose from.
+    """
+    known = records(state)
+    chosen = [record for record in known if port in {None, record.port}]
+    if len(chosen) == 1:
+        return chosen[0]
+    listed = ", ".join(f"{record.recipe} on port {record.port}" for record in known) or "none is recorded"
+    if not chosen:
+        raise UsageProblem(f"no such server; {listed}. `./inv serve` starts one")
+    raise UsageProblem(f"several servers are recorded: {listed}. Choose one: --port")
+
+
+def last_words(record: Record) -> str:
+    """The relevant lines of a server's log."""
+    return relevant_lines(Path(record.log))

@@ -1,0 +1,70 @@
+"""Room recipes: serve, status and stop for people and for scripts."""
+
+from dataclasses import asdict
+
+from images.console import emit_json, note, out, stage, table
+from images.engine import Engine
+from recipes.run.longlived import Record, condition, find, in_flight, records, start, state_root, stop
+from recipes.spec import ServingSpec
+
+
+def serve_recipe(spec: ServingSpec, engine: Engine, as_json: bool) -> None:
+    """Start a server that stays, and say how to reach and to stop it.
+
+    Raises EngineProblem when it doesn't become ready; nothing is left then.
+    """
+    with stage(f"starting {spec.recipe_id} on port {spec.port}") as update:
+        record = start(spec, engine, state_root(), update)
+    if as_json:
+        emit_json(asdict(record))
+        return
+    console = out()
+    console.print(f"{record.recipe} is ready: {record.url}/v1 serves the model {record.served_name!r}", markup=False)
+    console.print(f"log: {record.log}", markup=False)
+    console.print(f"stop it with: ./inv stop --port {record.port}", markup=False)
+
+
+def _described(record: Record) -> dict:
+    state = condition(record)
+    return {**asdict(record), "state": state, "in_flight": in_flight(record) if state == "ready" else None}
+
+
+def show_servers(as_json: bool) -> None:
+    """Print every recorded server and its state."""
+    described = [_described(record) for record in records(state_root())]
+    if as_json:
+        emit_json(described)
+        return
+    if not described:
+        out().print("No server is recorded. `./inv serve` starts one.")
+        return
+    rows = [
+        (
+            each["state"],
+            each["recipe"],
+            each["url"],
+            "–" if each["in_flight"] is None else str(each["in_flight"]),
+            each["started"],
+            str(each["pid"]),
+        )
+        for each in described
+    ]
+    console = out()
+    console.print(table("Servers", ("state", "recipe", "url", "in flight", "started", "pid"), rows))
+    if any(each["state"] == "gone" for each in described):
+        console.print("\ngone: its process ended, or the machine was rebooted; `./inv stop --port …` forgets it")
+
+
+def stop_server(port: int | None, drain_s: float, as_json: bool) -> None:
+    """Stop a recorded server and say how many requests were cut off."""
+    record = find(state_root(), port)
+    state = condition(record)
+    with stage(f"stopping {record.recipe} on port {record.port}") as update:
+        cut = stop(record, state_root(), drain_s, lambda left: update(f"{left} requests in flight"))
+    if as_json:
+        emit_json({"port": record.port, "recipe": record.recipe, "was": state, "cut": cut})
+    elif state == "gone":
+        note(f"{record.recipe} on port {record.port} was gone already; it is forgotten")
+    else:
+        said = "an unknown number of" if cut is None else "no" if cut == 0 else str(cut)
+        out().print(f"{record.recipe} on port {record.port} is stopped; {said} request(s) were cut off", markup=False)

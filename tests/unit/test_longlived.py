@@ -1,0 +1,139 @@
+"""Long-lived servers: found again, drained before they are stopped, and never mistaken for another process."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from images.errors import EngineProblem, UsageProblem
+from recipes.run.longlived import birth_of, condition, find, in_flight, machine_boot, records, start, stop
+from tests.unit.test_process import ENGINE, alive, spec, wait_gone
+
+
+@pytest.fixture
+def state(tmp_path: Path):
+    yield tmp_path
+    for record in records(tmp_path):
+        stop(record, tmp_path, 0, lambda _: None)
+
+
+def busy(behaviour: str, seconds: float):
+    subject = spec(behaviour)
+    return replace(subject, env={**subject.env, "STUB_BUSY_S": str(seconds)})
+
+
+def test_a_server_is_found_again_by_another_command_and_stopped_with_all_it_started(state):
+    record = start(spec("stubborn"), ENGINE, state)
+    assert records(state) == [record]
+    assert condition(record) == "ready"
+    tree = [record.pid, *(int(pid) for pid in children(record.pid))]
+    assert len(tree) == 2
+    assert stop(find(state, record.port), state, 0, lambda _: None) == 0
+    assert wait_gone(tree) == []
+    assert records(state) == []
+
+
+def children(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+
+
+def test_stop_waits_for_requests_in_flight(state):
+    record = start(busy("ready", 3), ENGINE, state)
+    assert in_flight(record) == 2
+    waited: list[int] = []
+    assert stop(record, state, 30, waited.append) == 0
+    assert waited and set(waited) == {2}
+
+
+def test_past_its_deadline_stop_says_how_many_it_cut_off(state):
+    record = start(busy("ready", 600), ENGINE, state)
+    assert stop(record, state, 0.5, lambda _: None) == 2
+    assert wait_gone([record.pid]) == []
+
+
+def test_a_stale_pid_is_never_trusted_and_its_new_owner_never_touched(state):
+    record = start(spec("ready"), ENGINE, state)
+    os.kill(record.pid, signal.SIGKILL)
+    os.waitpid(record.pid, 0)
+    assert condition(record) == "gone"
+    stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        reused = replace(record, pid=stranger.pid)  # the pid now belongs to somebody else
+        assert birth_of(stranger.pid) != record.birth
+        assert condition(reused) == "gone"
+        stop(reused, state, 0, lambda _: None)
+        assert alive(stranger.pid)
+        rebooted = replace(record, pid=stranger.pid, birth=birth_of(stranger.pid), machine_boot="another boot")
+        assert condition(rebooted) == "gone"
+        stop(rebooted, state, 0, lambda _: None)
+        assert alive(stranger.pid)
+    finally:
+        stranger.kill()
+        stranger.wait()
+
+
+def test_a_server_that_does_not_become_ready_leaves_nothing(state):
+    with pytest.raises(EngineProblem, match="not ready after 1 s"):
+        start(spec("hang", timeout_s=1), ENGINE, state)
+    assert records(state) == []
+
+
+def test_a_killed_command_leaves_a_record_of_the_server_it_had_started(tmp_path):
+    program = (
+        "import sys; from pathlib import Path; sys.path.insert(0, sys.argv[1])\n"
+        "from tests.unit.test_process import spec, ENGINE\n"
+        "from recipes.run.longlived import start\n"
+        "start(spec('hang', timeout_s=600), ENGINE, Path(sys.argv[2]))\n"
+    )
+    root = str(Path(__file__).resolve().parent.parent.parent)
+    command = subprocess.Popen([sys.executable, "-c", program, root, str(tmp_path)])
+    deadline = time.monotonic() + 20
+    while not records(tmp_path) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    command.kill()
+    command.wait()
+    (record,) = records(tmp_path)
+    assert condition(record) == "starting or stuck"
+    stop(record, tmp_path, 0, lambda _: None)
+    assert wait_gone([record.pid]) == []
+
+
+def test_which_server_is_asked_for_when_there_are_several(state):
+    with pytest.raises(UsageProblem, match="none is recorded"):
+        find(state, None)
+    first = start(spec("ready"), ENGINE, state)
+    assert find(state, None) == first
+    second = start(spec("ready"), ENGINE, state)
+    with pytest.raises(UsageProblem, match="several servers are recorded"):
+        find(state, None)
+    assert find(state, second.port) == second
+
+
+def test_a_broken_state_file_hides_no_other_server(state):
+    record = start(spec("ready"), ENGINE, state)
+    (state / "servers" / "1.json").write_text("{")
+    (state / "servers" / "2.json").write_text(json.dumps({"pid": 1}))
+    assert records(state) == [record]
+
+
+def test_status_and_stop_through_the_front_door(inv, state):
+    record = start(spec("ready"), ENGINE, state)
+    answer = inv("status", "--json", STATION_RECIPES_STATE=str(state))
+    assert [each["state"] for each in json.loads(answer.stdout)] == ["ready"]
+    assert asdict(record).items() <= json.loads(answer.stdout)[0].items()
+    answer = inv("stop", STATION_RECIPES_STATE=str(state))
+    assert "no request(s) were cut off" in answer.stdout
+    assert inv("stop", STATION_RECIPES_STATE=str(state)).returncode == 2
+
+
+def test_the_ids_that_tell_one_process_from_another_are_there_at_all():
+    assert birth_of(os.getpid()) and machine_boot()
+    with socket.socket():
+        assert birth_of(2**22 + 1) is None
