@@ -190,6 +190,27 @@ def check(_c, recipe=None, all=False, schema=False, json=False):  # noqa: A002
     raise Exit(code=check_recipes(None if all else recipe, json))
 
 
+@task(
+    iterable=["image"],
+    help={
+        "recipe": f"{RECIPE}",
+        "image": "PLATFORM=NAME@sha256:…, once a platform; recipes that run in a container need one",
+        "model-revision": "the full commit of the model's repository, confirmed by you",
+        "out": "file to write (default <family>-<rung>.lock.json)",
+        "check": "a lock file: say what would differ here, and end with 5 if anything does",
+    },
+)
+def lock(_c, recipe=None, image=None, model_revision=None, out=None, check=None):
+    """Write down everything that decides what a recipe runs, or check such a file against this machine."""
+    from recipes.check import check_lock, write_lock
+
+    if bool(recipe) == bool(check):
+        raise UsageProblem("lock needs either --recipe NAME or --check FILE")
+    if check:
+        raise Exit(code=check_lock(Path(check)))
+    write_lock(recipe, image, model_revision, Path(out) if out else None)
+
+
 @task(positional=["a", "b"], help={"a": "a recipe", "b": "another", "json": "print JSON"})
 def diff(_c, a, b, json=False):
     """Say how two recipes differ, in terms of the engine's arguments and environment."""
@@ -247,7 +268,7 @@ def lint(_c, fix=False):
     raise Exit(code=max(codes))
 
 
-ns = Collection(reproduce, bench, quality, serve, status, stop, verdict, check, diff, ladder, list_, test, lint)
+ns = Collection(reproduce, bench, quality, serve, status, stop, verdict, check, lock, diff, ladder, list_, test, lint)
 
 
 class FrontDoor(Program):

@@ -9,8 +9,9 @@ from images.errors import UsageProblem
 from images.yaml_source import shown
 from recipes.compare import difference, ladder_rows
 from recipes.load import Loaded, first_choice, load_ladder, load_recipe, recipe_ids, resolve_id
+from recipes.lock import Images, as_text, differences, make_lock, parse_images, read_lock, with_revision
 from recipes.machine import machine_facts, why_not
-from recipes.rules import broken_rules
+from recipes.rules import broken_rules, require_rules
 from recipes.schema import Recipe
 
 SCHEMA_FILE = Path(__file__).with_name("recipe.schema.json")
@@ -121,3 +122,37 @@ def write_schema() -> None:
     schema = Recipe.model_json_schema(by_alias=True)
     SCHEMA_FILE.write_text(json.dumps(schema, indent=2, sort_keys=True, ensure_ascii=False) + "\n")
     note(f"wrote {shown(SCHEMA_FILE)}")
+
+
+def write_lock(name: str, images: list[str], revision: str | None, out_file: Path | None) -> None:
+    """Lock a recipe and write the file."""
+    loaded = with_revision(load_recipe(name), revision)
+    require_rules(loaded)
+    text = as_text(make_lock(loaded, machine_facts(), parse_images(images)))
+    file = out_file or Path(f"{loaded.recipe.id.replace('/', '-')}.lock.json")
+    partial = file.with_name(file.name + ".partial")
+    try:
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(file)
+    except OSError as error:
+        raise UsageProblem(f"{shown(file)}: can't be written: {error.strerror}") from error
+    out().print(shown(file), markup=False)
+
+
+def check_lock(file: Path) -> int:
+    """Compare a lock with the same recipe on this machine; print, and return 0 or 5 (not comparable)."""
+    locked = read_lock(file)
+    try:
+        name, revision = locked["recipe"]["id"], locked["model"]["revision"]
+        images = Images(locked["engine"]["images"])
+    except (KeyError, TypeError) as error:
+        raise UsageProblem(f"{shown(file)}: not a whole lock: {error} is missing") from error
+    here = make_lock(with_revision(load_recipe(name), revision), machine_facts(), images)
+    lines = differences(locked, here)
+    console = out()
+    console.print(
+        f"{name}: {'differs from the lock' if lines else 'the same argv, env, model and engine'}", markup=False
+    )
+    for line in lines:
+        console.print(f"  {line}", markup=False, soft_wrap=True)
+    return 5 if lines else 0

@@ -31,7 +31,25 @@ def test_the_task_list_comes_at_once(inv):
     assert {"reproduce", "bench", "quality", "verdict", "check", "list", "test", "lint"} <= set(answer.stdout.split())
 
 
-@pytest.mark.parametrize("task", ["reproduce", "bench", "quality", "serve", "status", "stop", "diff", "ladder", "verdict", "check", "list", "test", "lint"])
+@pytest.mark.parametrize(
+    "task",
+    [
+        "reproduce",
+        "bench",
+        "quality",
+        "serve",
+        "status",
+        "stop",
+        "diff",
+        "ladder",
+        "lock",
+        "verdict",
+        "check",
+        "list",
+        "test",
+        "lint",
+    ],
+)
 def test_every_task_explains_itself(inv, task):
     answer = inv(task, "--help")
     assert answer.returncode == 0

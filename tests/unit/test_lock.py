@@ -1,0 +1,96 @@
+"""A lock fixes what a recipe runs, and says what would differ elsewhere."""
+
+import json
+
+import pytest
+
+from images.errors import UsageProblem
+from recipes.load import load_recipe
+from recipes.lock import Images, as_text, differences, make_lock, parse_images, with_revision
+
+SUPER = "nemotron-3.5-super-vl/fp16-mamba-state"
+IMAGE = "vllm/vllm-openai@sha256:" + "b" * 64
+FACTS = {"slug": "cpu-x86-64", "gpus": []}
+REVISION = "a" * 40
+
+
+def locked(name: str = "micro/mtp1", images: dict | None = None, revision: str | None = None) -> dict:
+    return make_lock(with_revision(load_recipe(name), revision), FACTS, Images(images or {}))
+
+
+def test_locking_twice_gives_the_same_bytes_whatever_the_machine():
+    here = locked()
+    elsewhere = make_lock(load_recipe("micro/mtp1"), {"slug": "another"}, Images({}))
+    assert as_text(here) == as_text(locked())
+    assert differences(here, elsewhere) == [], "machine facts are recorded, not compared"
+
+
+def test_a_lock_holds_no_path_of_this_machine():
+    lock = locked()
+    assert lock["argv"][:2] == ["serve", "{model}"]
+    assert str(load_recipe("micro").folder) not in as_text({**lock, "machine": None})
+
+
+def test_every_difference_is_named_with_both_values():
+    here = json.loads(as_text(locked()))
+    here["env"]["OMP_NUM_THREADS"] = "2"
+    here["argv"].append("--seed")
+    here["model"]["files"]["config.json"] = "0" * 64
+    lines = differences(locked(), here)
+    assert 'env.OMP_NUM_THREADS: locked "1", here "2"' in lines
+    assert any(line.startswith("argv[") and 'here "--seed"' in line for line in lines)
+    assert any(line.startswith("model.files.config.json: locked") for line in lines)
+
+
+def test_an_unconfirmed_revision_blocks_the_lock_with_the_command_that_resolves_it():
+    with pytest.raises(
+        UsageProblem, match=r"base.yaml:\d+: the revision of nvidia/.* --model-revision <40 hex digits>"
+    ):
+        with_revision(load_recipe(SUPER), None)
+    with pytest.raises(UsageProblem, match="wanted the full commit"):
+        with_revision(load_recipe(SUPER), "3f1bcfd82")
+
+
+def test_a_container_recipe_needs_its_image_by_digest():
+    with pytest.raises(UsageProblem, match="name its image"):
+        locked(SUPER, revision=REVISION)
+    lock = locked(SUPER, {"linux/arm64": IMAGE}, REVISION)
+    assert lock["argv"][lock["argv"].index("--revision") + 1] == REVISION
+    assert lock["engine"]["images"] == {"linux/arm64": IMAGE}
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["vllm/vllm-openai:latest", "linux/arm64=vllm/vllm-openai:v0.32.0", f"linux/riscv={IMAGE}", "linux/arm64=", ""],
+)
+def test_an_image_without_a_digest_is_refused(text):
+    with pytest.raises(UsageProblem, match="NAME@sha256"):
+        parse_images([text])
+
+
+def test_a_lock_written_and_checked_through_the_front_door(inv, tmp_path):
+    file = tmp_path / "micro.lock.json"
+    assert inv("lock", "--recipe", "micro", "--out", str(file)).returncode == 0
+    assert inv("lock", "--check", str(file)).returncode == 0
+    lock = json.loads(file.read_text())
+    file.write_text(json.dumps({**lock, "env": {**lock["env"], "OMP_NUM_THREADS": "4"}}))
+    answer = inv("lock", "--check", str(file))
+    assert answer.returncode == 5
+    assert 'env.OMP_NUM_THREADS: locked "4", here "1"' in answer.stdout
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", "null", '{"schema": 2}', '{"schema": 1}', '{"schema": 1, "recipe": 3}']
+)
+def test_what_is_no_lock_is_one_clear_error(inv, tmp_path, content):
+    file = tmp_path / "x.lock.json"
+    file.write_text(content)
+    answer = inv("lock", "--check", str(file))
+    assert answer.returncode == 2
+    assert "x.lock.json" in answer.stderr and "Traceback" not in answer.stderr
+
+
+def test_a_lock_needs_to_be_told_what_to_do(inv):
+    assert inv("lock").returncode == 2
+    assert inv("lock", "--recipe", "micro", "--model-revision", REVISION).returncode == 2
+    assert inv("lock", "--recipe", "micro", "--out", "/nonexistent/x.json").returncode == 2
