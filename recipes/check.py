@@ -20,10 +20,9 @@ SCHEMA_FILE = Path(__file__).with_name("recipe.schema.json")
 def findings(recipe_id: str) -> list[str]:
     """Everything wrong with a recipe, one line each; empty when it is good."""
     try:
-        loaded = load_recipe(recipe_id)
+        return broken_rules(load_recipe(recipe_id))
     except UsageProblem as problem:
         return str(problem).splitlines()
-    return broken_rules(loaded)
 
 
 def check_recipes(name: str | None, as_json: bool) -> int:

@@ -319,7 +319,10 @@ def broken_rules(loaded: Loaded) -> list[str]:
     """Check a recipe against the table: one line a broken rule, naming file, line, rule and source."""
     recipe = loaded.recipe
     needed = recipe.applies.device if recipe.applies else None
-    device = needed or image_facts(recipe.engine.image)["device"]
+    try:
+        device = needed or image_facts(recipe.engine.image)["device"]
+    except UsageProblem as problem:
+        raise UsageProblem(f"{loaded.mark('engine', 'image')}: engine.image: {problem}") from None
     lines = []
     for rule in RULES:
         if not recipe.engine.version.startswith(rule.engines):

@@ -256,3 +256,120 @@ def test_the_same_recipe_gives_the_same_argv_whatever_the_order_of_its_flags(lib
     )
     write(library, "base", swapped)
     assert serving_spec(load_recipe("fam/base", library)).argv == first
+
+
+PITFALLS = {
+    "no as a string flag": ("max-num-seqs: 8", "quantization: no", False),
+    "on as a string flag": ("max-num-seqs: 8", "quantization: on", True),
+    "a number with an exponent stays text, as YAML reads it": ("max-num-seqs: 8", "seed: 1e3", "1e3"),
+    "an octal-looking string in quotes keeps its zeros": ("max-num-seqs: 8", 'seed: "0123"', "0123"),
+}
+
+
+@pytest.mark.parametrize("case", PITFALLS)
+def test_yaml_s_own_readings_are_kept_and_shown(library: Path, case: str):
+    before, after, read = PITFALLS[case]
+    name = after.split(":")[0]
+    write(library, "rung", RUNG.replace(before, after).replace("engine.flags.max-num-seqs", f"engine.flags.{name}"))
+    value = load_recipe("fam/rung", library).recipe.engine.flags[name]
+    assert value == read and type(value) is type(read)
+
+
+WRONG_BASES = {
+    "zero prompts": (
+        "prompts: 20",
+        "prompts: 0",
+        "benchmark.prompts: input should be greater than or equal to 1, found 0",
+    ),
+    "negative temperature": ("temperature: 0", "temperature: -1", "benchmark.temperature: input should be greater"),
+    "infinite temperature": ("temperature: 0", "temperature: .inf", "benchmark.temperature: input should be"),
+    "concurrency as text": (
+        "concurrency: 4",
+        "concurrency: four",
+        "benchmark.concurrency: input should be a valid integer",
+    ),
+    "fractional length": ("input_len: 64", "input_len: 64.5", "benchmark.input_len: input should be a valid integer"),
+    "one token out": (
+        "output_len: 32",
+        "output_len: 1",
+        "benchmark.output_len: input should be greater than or equal to 2",
+    ),
+    "huge length": ("input_len: 64", "input_len: 999999999", "benchmark.input_len: input should be less than"),
+    "unknown prompts": (
+        "random-text",
+        "sharegpt",
+        "benchmark.prompt_source: input should be 'task-stream' or 'random-text'",
+    ),
+    "privileged port": ("port: 8000", "port: 80", "runtime.port: input should be greater than or equal to 1024"),
+    "unknown dtype": (
+        "dtype: float32",
+        "dtype: fp8",
+        "model.dtype: input should be 'float32', 'bfloat16' or 'float16'",
+    ),
+    "path and repo": (
+        "  path: model",
+        "  path: model\n  repo: a/b",
+        "model: value error, wanted either path (a folder) or repo",
+    ),
+    "no model source": ("  path: model\n", "", "model: value error, wanted either path"),
+    "short revision": (
+        "  path: model",
+        "  repo: a/b\n  revision: 3f1bcfd82",
+        "model.revision: string should match pattern",
+    ),
+    "flags as a string": (
+        "  flags:\n    enforce-eager: true",
+        '  flags: "--enforce-eager"\n  other:\n    enforce-eager: true',
+        "engine.flags: input should be a valid dictionary",
+    ),
+    "null flag": ("enforce-eager: true", "enforce-eager: null", "engine.flags.enforce-eager"),
+    "empty image": ("image: cpu", 'image: ""', "engine.image: string should have at least 1 character"),
+    "version as a number": (
+        'version: "0.32.0"',
+        "version: 0.32",
+        "engine.version: input should be a valid string, found 0.32",
+    ),
+    "unknown engine": ("image: cpu", "image: tpu", "no engine image 'tpu'"),
+    "lower-case variable": ("OMP_NUM_THREADS", "omp_num_threads", "engine.env"),
+    "missing benchmark": (BASE[BASE.index("benchmark:") :], "", "benchmark: missing; this key is needed"),
+    "id with dots upwards": ("id: fam/base", "id: ../base", "id is '../base', the file says 'fam/base'"),
+    "claim without tolerance": (
+        "schema: 1",
+        "schema: 1\nclaims: [{id: a, metric: output_tok_s, published: 1, status: claimed, machine: any, source: s}]",
+        "claims.0.tolerance: missing",
+    ),
+    "claim of an unknown metric": (
+        "schema: 1",
+        "schema: 1\nclaims: [{id: a, metric: tps, published: 1, tolerance: 1, status: claimed, machine: any, source: s}]",
+        "claims.0.metric: input should be 'output_tok_s'",
+    ),
+    "exact match of no suite": (
+        "schema: 1",
+        "schema: 1\nclaims: [{id: a, metric: exact_match, published: 1, tolerance: 1, status: claimed, machine: any, source: s}]",
+        "exact_match needs a scope",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_BASES)
+def test_a_wrong_base_recipe_is_one_clear_error(library: Path, case: str):
+    before, after, expected = WRONG_BASES[case]
+    assert before in BASE
+    write(library, "base", BASE.replace(before, after, 1))
+    with pytest.raises(UsageProblem) as caught:
+        broken_rules(load_recipe("fam/base", library))
+    assert expected in str(caught.value)
+    assert "base.yaml:" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", "schema: 1\n", LADDER.replace("base, rung", "base, gone"), LADDER + "x: 1\n"]
+)
+def test_a_wrong_ladder_file_is_one_clear_error(library: Path, content: str):
+    write(library, "ladder", content)
+    with pytest.raises(UsageProblem, match="ladder.yaml:"):
+        load_recipe("fam/base", library)
+
+
+def test_there_are_at_least_forty_kinds_of_wrong_recipe():
+    assert len(WRONG_RUNGS) + len(WRONG_BASES) >= 40
