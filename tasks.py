@@ -19,7 +19,7 @@ def _plan(recipe: str | None, port: int, boots: int, windows: int, url: str | No
     from images.console import note
     from images.engine import ensure_engine
     from recipes.load import first_choice, load_recipe, with_options
-    from recipes.machine import machine_facts, require_applies
+    from recipes.machine import load_machines, machine_facts, machine_profile, require_applies
     from recipes.rules import require_rules
     from recipes.spec import serving_spec
 
@@ -29,7 +29,7 @@ def _plan(recipe: str | None, port: int, boots: int, windows: int, url: str | No
     require_rules(loaded)
     require_applies(loaded.recipe, machine)
     note(f"Recipe {loaded.recipe.id}: {loaded.recipe.title} ({why})")
-    spec = serving_spec(loaded)
+    spec = serving_spec(loaded, machine_profile(machine, load_machines()))
     if url is None:
         from recipes.run.process import refuse_taken_port
 

@@ -91,7 +91,7 @@ def judge(evidence: Evidence) -> dict:
         "recipe": evidence.recipe.id,
         "machine": evidence.machine.slug,
         "state": overall_state(evidence.recipe.claims, claims, voided),
-        "status": "measured",
+        "status": evidence.recipe.status,
         "boots": len({window.boot for window in evidence.windows}),
         "windows": len(evidence.windows),
         "claims": claims,

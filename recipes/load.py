@@ -14,7 +14,7 @@ from recipes.schema import Ladder, Recipe
 
 LIBRARY = Path(__file__).parent / "library"
 LADDER_FILE = "ladder.yaml"
-OWN_KEYS = frozenset({"schema", "id", "title", "extends", "claims", "delta", "applies"})
+OWN_KEYS = frozenset({"schema", "id", "title", "status", "extends", "claims", "delta", "applies"})
 UNCOUNTED = OWN_KEYS | {"choices"}  # inherited, but no change of what is run
 ATOMIC = (("engine", "flags"), ("engine", "env"), ("model", "files"))
 

@@ -8,6 +8,7 @@ from images.engine import engine_identity, image_facts
 from images.errors import UsageProblem
 from images.yaml_source import shown
 from recipes.load import Loaded, as_data
+from recipes.machine import load_machines, machine_profile
 from recipes.model_files import differing_files, observed_files
 from recipes.rules import TABLE_VERSION
 from recipes.spec import IMAGE, serving_spec
@@ -66,7 +67,7 @@ def make_lock(loaded: Loaded, facts: dict, images: Images) -> dict:
     Raises UsageProblem when something that must be fixed isn't: the image's digest, the model's files.
     """
     recipe = loaded.recipe
-    spec = serving_spec(loaded)
+    spec = serving_spec(loaded, machine_profile(facts, load_machines()))
     engine = image_facts(recipe.engine.image)
     on_cuda = engine["device"] == "cuda"
     if on_cuda and not images.by_platform:

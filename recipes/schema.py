@@ -157,6 +157,7 @@ class Recipe(Part):
     schema_: Literal[1] = Field(alias="schema")
     id: RecipeId
     title: Text
+    status: Literal["measured", "synthetic"] = Field(default="measured", description="what this recipe's figures are")
     extends: RecipeId | None = None
     engine: Engine
     model: Model

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from images.errors import UsageProblem
 from recipes.load import Loaded
-from recipes.schema import FlagValue
+from recipes.schema import FlagValue, Machine
 
 IMAGE = re.compile(r"[a-z0-9][a-z0-9._/:-]*@sha256:[0-9a-f]{64}")
 # Every engine we start stays offline and tells nobody anything.
@@ -72,8 +72,8 @@ def flag_arguments(name: str, value: FlagValue) -> list[str]:
     return [f"--{name}", str(value)]
 
 
-def serving_spec(loaded: Loaded) -> ServingSpec:
-    """Build the spec of a recipe."""
+def serving_spec(loaded: Loaded, machine: Machine | None = None) -> ServingSpec:
+    """Build the spec of a recipe; a machine's own variables come before the recipe's."""
     recipe = loaded.recipe
     model = recipe.model
     model_path = (loaded.folder / model.path).resolve() if model.path else None
@@ -86,7 +86,7 @@ def serving_spec(loaded: Loaded) -> ServingSpec:
     return ServingSpec(
         recipe_id=recipe.id,
         argv=tuple(argv),
-        env={**FIXED_ENV, **recipe.engine.env},
+        env={**FIXED_ENV, **(machine.env if machine else {}), **recipe.engine.env},
         host=recipe.runtime.host,
         port=recipe.runtime.port,
         served_name=recipe.model.served_name,

@@ -87,7 +87,7 @@ def _print_figures(verdict: dict, console: Console) -> None:
             )
         )
     console.print()
-    console.print(table("Figures (status: measured)", ("", "", ""), rows))
+    console.print(table(f"Figures (status: {verdict['status']})", ("", "", ""), rows))
     latency = verdict["latency_ms"]
     columns = ("latency, ms", "p50", "p90", "p95", "p99", "requests")
     lines = [

@@ -9,6 +9,7 @@ from recipes.compare import difference, ladder_rows
 from recipes.load import load_ladder, load_recipe
 from recipes.machine import load_machines, machine_profile, why_not
 from recipes.schema import Recipe
+from recipes.spec import serving_spec
 
 FAMILY = "nemotron-3.5-super-vl"
 PUBLISHED = {
@@ -105,7 +106,7 @@ def test_a_rung_that_does_not_apply_says_why():
 
 
 def test_every_family_s_rungs_have_the_published_names():
-    for family in ("micro", FAMILY):
+    for family in ("micro", FAMILY, "nemotron-h-synthetic"):
         assert load_ladder(family).rungs == list(PUBLISHED)
 
 
@@ -123,3 +124,18 @@ def test_the_ladder_and_the_difference_through_the_front_door(inv):
     assert '+ --speculative-config {"method":"mtp","num_speculative_tokens":1}' in answer.stdout
     assert inv("diff", "micro/base", "micro/mpt1").returncode == 2
     assert inv("ladder", "--recipe", FAMILY).returncode == 2
+
+
+@pytest.mark.parametrize("rung", PUBLISHED)
+def test_every_synthetic_rung_says_so_and_fixes_its_acceptance_in_advance(rung):
+    recipe = load_recipe(f"nemotron-h-synthetic/{rung}").recipe
+    assert recipe.status == "synthetic"
+    config = recipe.engine.flags.get("speculative-config", {})
+    rates = {0: None, 1: [0.80], 3: [0.80, 0.55, 0.35]}[config.get("num_speculative_tokens", 0)]
+    assert config.get("synthetic_acceptance_rates") == rates
+    assert all(claim.machine == "dgx-station-gb300" for claim in recipe.claims)
+
+
+def test_a_machine_s_own_variables_reach_the_engine():
+    station = load_machines()["dgx-station-gb300"]
+    assert serving_spec(load_recipe(FAMILY), station).env["FLASHINFER_CUDA_ARCH_LIST"] == "10.3a"

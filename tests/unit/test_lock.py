@@ -10,7 +10,7 @@ from recipes.lock import Images, as_text, differences, make_lock, parse_images, 
 
 SUPER = "nemotron-3.5-super-vl/fp16-mamba-state"
 IMAGE = "vllm/vllm-openai@sha256:" + "b" * 64
-FACTS = {"slug": "cpu-x86-64", "gpus": []}
+FACTS = {"slug": "cpu-x86-64", "gpus": [], "pci_gpus": []}
 REVISION = "a" * 40
 
 
@@ -20,7 +20,7 @@ def locked(name: str = "micro/mtp1", images: dict | None = None, revision: str |
 
 def test_locking_twice_gives_the_same_bytes_whatever_the_machine():
     here = locked()
-    elsewhere = make_lock(load_recipe("micro/mtp1"), {"slug": "another"}, Images({}))
+    elsewhere = make_lock(load_recipe("micro/mtp1"), {**FACTS, "slug": "another"}, Images({}))
     assert as_text(here) == as_text(locked())
     assert differences(here, elsewhere) == [], "machine facts are recorded, not compared"
 
