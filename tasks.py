@@ -1,5 +1,6 @@
 """The front door's tasks: each parses, calls one function, prints, and sets the exit code."""
 
+import os
 import signal
 import sys
 from pathlib import Path
@@ -10,12 +11,13 @@ from invoke.exceptions import ParseError
 from images.errors import Problem, UsageProblem, nearest
 
 ROOT = Path(__file__).resolve().parent
+RUNS = str(ROOT / ".runs")
 RECIPE = "recipe id or family, such as micro/mtp1; `./inv list` shows them"
 
 
 def _plan(recipe: str | None, port: int, boots: int, windows: int, url: str | None = None, load: bool = True):
     """Gather everything a run needs; nothing is started yet."""
-    from bench.measure import Plan
+    from bench.record import Plan
     from images.console import note
     from images.engine import ensure_engine
     from recipes.load import first_choice, load_recipe, with_options
@@ -59,11 +61,11 @@ def _finish(run: Path, as_json: bool) -> None:
         "port": "port on 127.0.0.1 instead of the recipe's",
         "boots": "lives of the server instead of the recipe's number",
         "windows": "measured loads a boot instead of the recipe's number",
-        "out": "folder for runs (default .runs)",
+        "out": "folder for runs (default .runs in the repository)",
         "json": "print verdict.json instead of tables",
     }
 )
-def reproduce(_c, recipe=None, port=0, boots=0, windows=0, out=".runs", json=False):
+def reproduce(_c, recipe=None, port=0, boots=0, windows=0, out=RUNS, json=False):
     """Serve a recipe, measure it, judge its claims: the main job, from nothing to a verdict."""
     from bench.measure import measure
 
@@ -75,11 +77,11 @@ def reproduce(_c, recipe=None, port=0, boots=0, windows=0, out=".runs", json=Fal
         "recipe": RECIPE,
         "url": "measure a server someone else started, such as http://127.0.0.1:8000",
         "windows": "measured loads instead of the recipe's number",
-        "out": "folder for runs (default .runs)",
+        "out": "folder for runs (default .runs in the repository)",
         "json": "print verdict.json instead of tables",
     }
 )
-def bench(_c, recipe=None, url=None, windows=0, out=".runs", json=False):
+def bench(_c, recipe=None, url=None, windows=0, out=RUNS, json=False):
     """Measure a running server with a recipe's benchmark; says what it could not fingerprint."""
     from bench.measure import measure, require_model
 
@@ -133,24 +135,27 @@ def stop(_c, port=0, drain=60, json=False):
         "run": "take the answers of this run instead of serving a recipe",
         "against": "a run to compare with, item by item (McNemar)",
         "port": "port on 127.0.0.1 instead of the recipe's",
-        "out": "folder for runs (default .runs)",
+        "out": "folder for runs (default .runs in the repository)",
         "json": "print JSON instead of tables",
     }
 )
-def quality(_c, recipe=None, run=None, against=None, port=0, out=".runs", json=False):
+def quality(_c, recipe=None, run=None, against=None, port=0, out=RUNS, json=False):
     """Serve a recipe and ask its quality suites, without a load; every item is kept in the run."""
     from bench.measure import measure, quality_only
 
     if run and not against:
         raise UsageProblem("quality --run RUN needs --against RUN. To ask the suites: ./inv quality --recipe …")
-    made = Path(run) if run else measure(quality_only(_plan(recipe, port, 1, 1, load=False)), Path(out))
-    if against:
+    if run:
+        _compare_quality(Path(against), Path(run), json)
+        return
+    made = measure(quality_only(_plan(recipe, port, 1, 1, load=False)), Path(out))
+    if against and not json:
         _compare_quality(Path(against), made, json)
     _finish(made, json)
 
 
 def _compare_quality(before: Path, after: Path, as_json: bool) -> None:
-    """Print the paired difference of two runs' answers; with `as_json`, end there."""
+    """Print the paired difference of two runs' answers."""
     from bench.evidence import read_evidence
     from bench.quality.score import paired_differences
     from bench.report.text import print_paired
@@ -160,7 +165,7 @@ def _compare_quality(before: Path, after: Path, as_json: bool) -> None:
     differences = paired_differences(first, second)
     if as_json:
         emit_json({"before": str(before), "after": str(after), "paired": differences})
-        raise Exit(code=0)
+        return
     print_paired(first.recipe.id, second.recipe.id, differences, out())
 
 
@@ -246,12 +251,17 @@ def list_(_c, json=False):
 )
 def test(c, require="", only="", k=""):
     """Run the tests this host allows; what is left out is printed with its reason."""
+    import subprocess
+
+    kinds = ("unit", "engine", "docker", "host", "browser", "gpu")
+    wrong = [name for name in [*require.split(","), only] if name and name not in kinds]
+    if wrong:
+        raise UsageProblem(f"no kind of test is called {', '.join(wrong)}; there are: {', '.join(kinds)}")
     argv = [sys.executable, "-m", "pytest", f"--require={require}"]
     argv += ["-m", only] if only else []
     argv += ["-k", k] if k else []
-    import subprocess
-
-    raise Exit(code=subprocess.run(argv, cwd=ROOT, check=False).returncode)
+    code = subprocess.run(argv, cwd=ROOT, check=False).returncode
+    raise Exit(code=min(code, 2))
 
 
 @task(help={"fix": "mend what can be mended"})
@@ -288,8 +298,8 @@ class FrontDoor(Program):
         except ParseError as error:
             message = str(error)
             unknown = message.split("'")[1] if message.startswith("No idea what") else ""
-            close = nearest(unknown, list(ns.task_names)) if unknown else []
-            hint = f" Did you mean: {', '.join(close)}?" if close else " `./inv --list` shows the tasks."
+            close = nearest(unknown, list(ns.task_names), count=1) if unknown else []
+            hint = f" Did you mean: {', '.join(close)}?" if close else ". `./inv TASK --help` explains a task."
             raise Exit(message + hint, code=2) from None
         except ValueError as error:  # Invoke's int() of an option's value
             raise Exit(f"an option wants a number: {error}", code=2) from None
@@ -302,6 +312,9 @@ class FrontDoor(Program):
             raise Exit(f"✘ {problem}", code=problem.exit_code) from None
         except KeyboardInterrupt:
             raise Exit("interrupted", code=1) from None
+        except BrokenPipeError:  # whoever read our output has had enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise Exit(code=141) from None
 
 
 def _arguments(argv: list[str]) -> list[str]:

@@ -34,9 +34,11 @@ class Stored(BaseModel):
 
 
 class EngineRecord(Stored):
-    """Which engine ran."""
+    """Which engine ran; `patches` are the declared changes to it."""
 
+    name: str | None = None
     answered: list[str] = []
+    patches: list[dict] = []
 
 
 class ModelRecord(Stored):
@@ -58,6 +60,7 @@ class Manifest(Stored):
     planned_windows: int
     engine: EngineRecord
     model: ModelRecord
+    url: str | None = None
     failure: Failure | None
 
 
@@ -65,6 +68,9 @@ class Machine(Stored):
     """machine.json: facts of the machine."""
 
     slug: str
+    cpu: dict = {}
+    memory_gb: float | None = None
+    gpus: list[dict] = []
 
 
 class CounterRecord(Stored):
@@ -111,7 +117,7 @@ class Boot:
     number: int
     argv: LiveRecord | None
     env: LiveRecord | None
-    log: str
+    log: str | None
 
 
 @dataclass(frozen=True)
@@ -170,7 +176,7 @@ def _read_window(boot: int, number: int, folder: Path) -> Window:
 def _read_boot(folder: Path) -> Boot:
     log = folder / "server.log.gz"
     try:
-        text = gzip.decompress(log.read_bytes()).decode(errors="replace") if log.exists() else ""
+        text = gzip.decompress(log.read_bytes()).decode(errors="replace") if log.exists() else None
     except (OSError, EOFError, zlib.error) as error:
         raise RunProblem(f"{log}: not a gzip file: {error}") from error
     argv, env = folder / "argv.json", folder / "env.json"

@@ -157,11 +157,19 @@ def _log_proof(evidence: Evidence) -> Iterator[Guard]:
     if not proof.must_log and not proof.must_not_log:
         return
     wrong = []
-    for boot in evidence.boots:
+    logs = [boot for boot in evidence.boots if boot.log is not None]
+    for boot in logs:
         wrong += [f"boot {boot.number} lacks {text!r}" for text in proof.must_log if text not in boot.log]
         wrong += [f"boot {boot.number} says {text!r}" for text in proof.must_not_log if text in boot.log]
-    ok = not wrong if evidence.boots else None
-    yield Guard("log_proof", ok, "; ".join(wrong) or "as declared", "as declared", "", "server log, recipe's proof")
+    ok = not wrong if logs else None
+    yield Guard(
+        "log_proof",
+        ok,
+        "; ".join(wrong) or ("as declared" if logs else None),
+        "as declared",
+        "",
+        "server log, recipe's proof",
+    )
 
 
 def _quality_complete(evidence: Evidence) -> Iterator[Guard]:

@@ -16,6 +16,7 @@ from bench.counters import read_counters
 from bench.prompts import as_jsonl
 from images.engine import Engine
 from images.errors import EngineProblem
+from images.index import cache_root
 from recipes.run.supervised import base_environment, supervised
 from recipes.schema import Benchmark
 from recipes.spec import FIXED_ENV
@@ -106,7 +107,8 @@ def run_window(
         folder = Path(name)
         (folder / "prompts.jsonl").write_text(as_jsonl(prompts, load.output_len))
         argv = client_command(engine, url, model, tokenizer, load, folder)
-        environment = {**base_environment(), **FIXED_ENV, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+        environment = {**base_environment(), **FIXED_ENV, "OMP_NUM_THREADS": "1", "TMPDIR": name}
+        environment |= {"PYTHONUNBUFFERED": "1", "VLLM_CACHE_ROOT": str(cache_root() / "vllm")}
         log = folder / "client.log"
         finished_before = _finished(url)
         with supervised(argv, environment, log) as client:

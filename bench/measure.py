@@ -1,12 +1,10 @@
 """Room bench: from a plan to a sealed run: boots × windows, whatever happens on the way is recorded."""
 
 import gzip
-import platform
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 
 import httpx
@@ -16,36 +14,15 @@ from bench.load import run_window, save_window, warm_up
 from bench.prompts import as_jsonl, digest, load_tokenizer, make_prompts, window_seed
 from bench.quality.runner import ask_suite, save_answers
 from bench.quality.suites import suite_items
-from bench.runfolder import SCHEMA, dump_json, new_run, seal, window_folder, write_recipe, write_text
+from bench.record import Plan, Recorder, anonymous, not_measured, now
+from bench.runfolder import dump_json, new_run, seal, window_folder, write_recipe, write_text
 from images.console import stage
-from images.engine import Engine
 from images.errors import EngineProblem, Problem, UsageProblem
-from images.index import cache_root
-from recipes.load import Loaded
-from recipes.model_files import observed_files
-from recipes.rules import TABLE_VERSION
 from recipes.run.process import Server, serve
 from recipes.run.supervised import interrupts_held
-from recipes.spec import ServingSpec
 
 WARM_UP_WAVES = 2
 LAST_BREATH_S = 5
-REPOSITORY = Path(__file__).resolve().parent.parent
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Everything a run needs, gathered before anything is started. `url`: a server someone else runs.
-
-    Without `load` only the quality suites are run.
-    """
-
-    loaded: Loaded
-    engine: Engine
-    spec: ServingSpec
-    machine: dict
-    url: str | None = None
-    load: bool = True
 
 
 @dataclass(frozen=True)
@@ -55,50 +32,6 @@ class Target:
     url: str
     model: str
     alive: Callable[[], bool]
-
-
-class Recorder:
-    """Collects the manifest of a run while it happens."""
-
-    def __init__(self, plan: Plan, run: Path) -> None:
-        """Start the record."""
-        load = plan.loaded.recipe.benchmark
-        self.stage = "preparing"
-        self.prompt_digests: dict[str, str] = {}
-        self.manifest = {
-            "schema": SCHEMA,
-            "run": run.name,
-            "recipe": plan.loaded.recipe.id,
-            "started": _now(),
-            "planned_windows": load.boots * load.windows if plan.load else 0,
-            "engine": {
-                "name": plan.engine.name,
-                "version": plan.engine.version,
-                "identity": plan.engine.identity,
-                "patches": list(plan.engine.patches),
-                "python": platform.python_version(),
-                "answered": [],
-            },
-            "model": {"files": observed_files(plan.loaded)},
-            "rules": TABLE_VERSION,
-            "seed": load.seed,
-            "url": plan.url,
-            "boots": [],
-            # Until the run is closed, this is true: a tool killed by force leaves just this behind.
-            "failure": {"stage": "unknown", "cause": "the record was never closed: the tool itself was killed"},
-        }
-
-    def write(self, run: Path) -> None:
-        """Write the manifest as it stands."""
-        write_text(run / "manifest.json", dump_json(self.manifest))
-
-    def succeeded(self) -> None:
-        """Record that every planned window was measured."""
-        self.manifest["failure"] = None
-
-    def failed(self, cause: str) -> None:
-        """Record what ended the run, and in which stage."""
-        self.manifest["failure"] = {"stage": self.stage, "cause": cause}
 
 
 def measure(plan: Plan, root: Path) -> Path:
@@ -111,7 +44,7 @@ def measure(plan: Plan, root: Path) -> Path:
     try:
         recorder.write(run)
         write_recipe(run, plan.loaded.recipe)
-        write_text(run / "machine.json", dump_json({**plan.machine, **_not_measured()}))
+        write_text(run / "machine.json", dump_json({**plan.machine, **not_measured()}))
         _boots(plan, run, recorder)
         recorder.succeeded()
     except KeyboardInterrupt:
@@ -121,21 +54,12 @@ def measure(plan: Plan, root: Path) -> Path:
     except OSError as error:
         recorder.failed(anonymous(f"{error.strerror}: {error.filename}", plan))
     with interrupts_held():
-        recorder.manifest["finished"] = _now()
+        recorder.manifest["finished"] = now()
         recorder.write(run)
         lines = [f"{value}  {name}\n" for name, value in sorted(recorder.prompt_digests.items())]
         write_text(run / "prompts.sha256", "".join(lines))
         seal(run)
     return run
-
-
-def _not_measured() -> dict:
-    why = "not measured by this version"
-    return {
-        "noise_floor": None,
-        "client_ceiling": None,
-        "reasons": {"noise_floor": why, "client_ceiling": why},
-    }
 
 
 def _boots(plan: Plan, run: Path, recorder: Recorder) -> None:
@@ -170,21 +94,6 @@ def _target(plan: Plan, folder: Path, boot: int, recorder: Recorder) -> Iterator
                 text = anonymous(log.read_text(errors="replace"), plan)
                 (folder / "server.log.gz").write_bytes(gzip.compress(text.encode(), mtime=0))
                 log.unlink()
-
-
-def anonymous(text: str, plan: Plan) -> str:
-    """Write this machine's folders by name, so that a published run tells nothing of anybody's disk."""
-    names = {
-        str(plan.spec.model_path): "{model}",
-        str(plan.engine.python.parent.parent): "{engine}",
-        str(REPOSITORY): "{repository}",
-        str(cache_root()): "{cache}",
-        str(Path.home()): "{home}",
-    }
-    for path, name in names.items():
-        if len(path) > 1:
-            text = text.replace(path, name)
-    return text
 
 
 def _record_boot(plan: Plan, folder: Path, boot: int, server: Server, recorder: Recorder) -> None:
@@ -233,7 +142,8 @@ def _measure_window(plan: Plan, folder: Path, title: str, target: Target, prompt
     save_window(folder, arrays)
     refuse_dead(target)
     after = read_counters(target.url)
-    clock = {"started_monotonic_s": round(started, 3), "ended_monotonic_s": round(time.monotonic(), 3)}
+    # Around the client's whole life, its start included; the requests' own times are in client.npz.
+    clock = {"client_started_s": round(started, 3), "client_ended_s": round(time.monotonic(), 3)}
     write_text(folder / "counters.json", dump_json({"before": before, "after": after, "clock": clock}))
 
 
@@ -303,7 +213,3 @@ def require_model(plan: Plan) -> None:
         raise EngineProblem(f"no vLLM server answers at {url}: {error}. Start one, or check --url.") from error
     if wanted not in served:
         raise EngineProblem(f"the server at {url} serves {', '.join(served) or 'nothing'}, the recipe wants {wanted!r}")
-
-
-def _now() -> str:
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

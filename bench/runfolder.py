@@ -17,7 +17,6 @@ from recipes.schema import Recipe
 
 SEAL = "SHA256SUMS"
 DERIVED = frozenset({"verdict.json", "report.html", SEAL})
-RUNS = Path(".runs")
 SCHEMA = 1
 
 
@@ -112,7 +111,9 @@ def read_recipe(run: Path) -> Recipe:
     """
     file = run / "recipe.yaml"
     if not file.is_file():
-        raise RunProblem(f"{run} is no run folder: it has no recipe.yaml. Runs are below {RUNS}/ or results/")
+        raise RunProblem(
+            f"{run} is no run folder: it has no recipe.yaml. Runs lie below .runs/ and results/ of the repository"
+        )
     document = read_yaml(file)
     return validate(Recipe, document.data, document.marks)
 

@@ -90,6 +90,7 @@ def judge(evidence: Evidence) -> dict:
         "schema": SCHEMA,
         "recipe": evidence.recipe.id,
         "machine": evidence.machine.slug,
+        "setting": _setting(evidence),
         "state": overall_state(evidence.recipe.claims, claims, voided),
         "status": evidence.recipe.status,
         "boots": len({window.boot for window in evidence.windows}),
@@ -100,6 +101,37 @@ def judge(evidence: Evidence) -> dict:
         "reasons": reasons,
     }
     return rounded(verdict)
+
+
+def _setting(evidence: Evidence) -> dict:
+    """What was measured on what, for a reader of the figures."""
+    load, machine, manifest = evidence.recipe.benchmark, evidence.machine, evidence.manifest
+    observed = manifest.model.files
+    differing = differing_files(evidence.recipe.model.files, observed) if observed is not None else None
+    return {
+        "load": {
+            "prompts": load.prompt_source,
+            "requests": load.prompts,
+            "input_len": load.input_len,
+            "output_len": load.output_len,
+            "concurrency": load.concurrency,
+            "temperature": load.temperature,
+            "seed": load.seed,
+        },
+        "engine": {
+            "name": manifest.engine.name,
+            "answered": sorted(set(manifest.engine.answered)),
+            "patches": [patch.get("file") for patch in manifest.engine.patches],
+        },
+        "machine": {
+            "cpu": machine.cpu.get("model"),
+            "cores": machine.cpu.get("cores"),
+            "memory_gb": machine.memory_gb,
+            "gpus": [gpu.get("name") for gpu in machine.gpus],
+        },
+        "model_files_that_differ": differing,
+        "url": manifest.url,
+    }
 
 
 def overall_state(claims: list[Claim], judged: list[dict], voided: list[Guard]) -> str:
@@ -183,16 +215,25 @@ def _state(claim: Claim, evidence: Evidence, boots: list[float], voided: list[Gu
     if not boots:
         return "INCONCLUSIVE", f"{claim.metric} was not measured in this run"
     if claim.metric in MACHINE_INDEPENDENT:
-        return _compare(claim, min(boots), max(boots), f"measured {_mean(boots):.5g}")
+        return _compare(claim, min(boots), max(boots), f"{_counted(evidence, claim, len(boots))}")
     interval = interval95(boots)
     if interval is None or len(boots) < BOOTS_FOR_INTERVAL:
         return "INCONCLUSIVE", f"{len(boots)} boot(s), no interval; {BOOTS_FOR_INTERVAL} boots are needed"
     return _compare(claim, *interval, f"95% interval {interval[0]:.5g} to {interval[1]:.5g} over {len(boots)} boots")
 
 
+def _counted(evidence: Evidence, claim: Claim, boots: int) -> str:
+    if claim.metric == "exact_match":
+        return "on the claim's own items"
+    same = "the claim's own prompts" if evidence.recipe.benchmark.prompt_source != "random-text" else "random prompts"
+    return f"{'one boot' if boots == 1 else f'{boots} boots'} on {same}"
+
+
 def incomparable(claim: Claim, evidence: Evidence) -> str | None:
     """Why this run can't be set against the claim: another machine or another model; else None."""
     slug = evidence.machine.slug
+    if evidence.manifest.url:
+        return "somebody else's server: its weights, types, flags, environment and machine were not seen"
     if claim.machine not in {"any", slug}:
         return f"the claim is of {claim.machine}, this machine is {slug}"
     observed = evidence.manifest.model.files
@@ -205,9 +246,9 @@ def incomparable(claim: Claim, evidence: Evidence) -> str | None:
 def _compare(claim: Claim, low: float, high: float, said: str) -> tuple[str, str]:
     """Equivalence: the whole interval inside the tolerance, wholly outside on one side, or straddling."""
     least, most = claim.published - claim.tolerance, claim.published + claim.tolerance
-    band = f"{said}; claimed {claim.published:g} ± {claim.tolerance:g}"
     if least <= low and high <= most:
-        return "REPRODUCED", band
+        return "REPRODUCED", f"inside the tolerance: {said}"
+    band = f"outside {least:g} to {most:g}: {said}"
     below, above = high < least, low > most
     if claim.metric in LOWER_IS_BETTER:
         below, above = above, below
@@ -215,7 +256,7 @@ def _compare(claim: Claim, low: float, high: float, said: str) -> tuple[str, str
         return "NOT_REPRODUCED", band
     if above:
         return "EXCEEDED", f"{band}: better than claimed, a finding to explain and not a pass"
-    return "INCONCLUSIVE", f"{band}: the interval straddles the tolerance"
+    return "INCONCLUSIVE", f"{said}: the interval straddles the tolerance, {least:g} to {most:g}"
 
 
 def _mean(values: list[float]) -> float | None:

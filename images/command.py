@@ -47,9 +47,15 @@ def run_shown(
 def _wait(process: subprocess.Popen, description: str, log: Path) -> int:
     with stage(description) as update:
         while process.poll() is None:
-            update(status=tail(log, lines=1)[:60])
+            update(status=last_line(log)[:60])
             time.sleep(POLL_S)
     return process.returncode
+
+
+def last_line(log: Path) -> str:
+    """The last line of a log, or nothing."""
+    said = tail(log, lines=1)
+    return "" if said.startswith("(") else said
 
 
 def tail(log: Path, lines: int = TAIL_LINES) -> str:

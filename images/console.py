@@ -6,9 +6,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
+
+HEARTBEAT_S = 30  # where there is no terminal, a line this often says that work goes on
 
 
 def out() -> Console:
@@ -38,14 +41,14 @@ def echo_command(argv: Sequence[str]) -> None:
     err().print(f"$ {shlex.join(argv)}", style="dim", markup=False, soft_wrap=True)
 
 
-def table(title: str, columns: Iterable[str], rows: Iterable[Sequence[str]]) -> Table:
-    """Build the one kind of table used everywhere."""
-    grid = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Group:
+    """Build the one kind of table used everywhere: a title line, a header unless it is empty, the rows."""
+    grid = Table(box=None, pad_edge=False, header_style="bold", show_header=any(columns))
     for column in columns:
         grid.add_column(column, overflow="fold")
     for row in rows:
         grid.add_row(*row)
-    return grid
+    return Group(Text(title, style="italic"), grid) if title else Group(grid)
 
 
 @contextmanager
@@ -64,8 +67,14 @@ def stage(description: str) -> Iterator[Callable[..., None]]:
             note(f"{description} …")
         task = display.add_task(description, total=None, status="")
 
+        beat = started
+
         def update(status: str = "", done: float | None = None, total: float | None = None) -> None:
+            nonlocal beat
             display.update(task, status=status, completed=done, total=total)
+            if not console.is_terminal and time.monotonic() - beat > HEARTBEAT_S:
+                beat = time.monotonic()
+                note(f"  … {time.monotonic() - started:.0f} s {status}".rstrip())
 
         yield update
     note(f"{description}: {time.monotonic() - started:.0f} s")

@@ -157,7 +157,9 @@ def _build(name: str, home: Path) -> None:
     shutil.rmtree(home, ignore_errors=True)
     log = home.with_suffix(".log")
     log.unlink(missing_ok=True)
-    environ = uv_environment(os.environ)
+    # uv's own cache would keep every package twice; this one goes when the engine stands.
+    downloads = home.with_suffix(".downloads")
+    environ = {**uv_environment(os.environ), "UV_CACHE_DIR": str(downloads), "UV_LINK_MODE": "hardlink"}
     uv = uv_command()
     _step([*uv, "venv", "--python", sys.executable, str(home)], "1/3 making the environment", log, environ)
     python = home / "bin" / "python"
@@ -167,8 +169,9 @@ def _build(name: str, home: Path) -> None:
     _alias_distribution(facts, home)
     _install_patches(name, home)
     # Without bytecode every one of the engine's three processes compiles vLLM and torch at each start.
-    compiling = [str(python), "-m", "compileall", "-q", "-j", "0", str(home / "lib")]
+    compiling = [str(python), "-m", "compileall", "-qq", "-j", "0", str(home / "lib")]
     run_shown(compiling, "3/3 compiling bytecode", log)  # a few files of other Python versions never compile
+    shutil.rmtree(downloads, ignore_errors=True)
     marker = {"name": name, "version": facts["version"], "identity": engine_identity(name)}
     partial = home / (MARKER + ".partial")
     with partial.open("w") as sink:

@@ -61,10 +61,8 @@ def why_not(recipe: Recipe, facts: dict) -> str | None:
     has_gpu = bool(facts["gpus"])
     on_gpu = image_facts(recipe.engine.image)["device"] == "cuda"
     applies = recipe.applies
-    if applies and applies.device == "cuda" and not on_gpu:
+    if applies and not on_gpu:
         return f"does not apply to the {recipe.engine.image} engine: {applies.reason}"
-    if applies and applies.without_cpu_flag and not on_gpu and applies.without_cpu_flag in facts["cpu"]["flags"]:
-        return f"does not apply to this CPU: {applies.reason}"
     if on_gpu and not has_gpu:
         return "needs an NVIDIA GPU"
     if recipe.model.repo and not recipe.model.revision:

@@ -146,8 +146,7 @@ class Delta(Part):
 class Applies(Part):
     """Where a rung can exist at all; elsewhere it is listed with the reason, not faked."""
 
-    device: Literal["cuda"] | None = Field(default=None, description="the device it needs")
-    without_cpu_flag: Text | None = Field(default=None, description="on a CPU: an instruction set that rules it out")
+    device: Literal["cuda"] = Field(description="the device it needs")
     reason: Text
 
 

@@ -36,6 +36,7 @@ def _no_gpu() -> str | None:
     return None if shutil.which("nvidia-smi") else "there is no NVIDIA GPU"
 
 
+LEFT_OUT = pytest.StashKey[dict[str, list]]()
 LACKS = {"engine": _no_engine, "docker": _no_docker, "host": _no_host, "browser": _no_browser, "gpu": _no_gpu}
 
 
@@ -60,6 +61,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if reasons.get(kind):
             item.add_marker(pytest.mark.skip(reason=f"{kind}: {reasons[kind]}"))
     items.sort(key=lambda item: ["unit", *LACKS].index(item.path.relative_to(ROOT / "tests").parts[0]))
+
+
+def pytest_deselected(items: list[pytest.Item]) -> None:
+    """Count what a selection leaves out, by kind."""
+    for item in items:
+        kind = item.path.relative_to(ROOT / "tests").parts[0]
+        item.config.stash.setdefault(LEFT_OUT, {}).setdefault(kind, []).append(item)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Say what was left out, and why."""
+    chosen = config.getoption("markexpr") or config.getoption("keyword")
+    for kind, items in config.stash.get(LEFT_OUT, {}).items():
+        terminalreporter.write_line(f"left out: {len(items)} {kind} tests, not chosen by {chosen!r}")
 
 
 @pytest.fixture

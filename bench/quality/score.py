@@ -6,6 +6,7 @@ import numpy as np
 from scipy import stats
 
 from bench.evidence import Evidence
+from bench.guards import run_guards
 from images.errors import RunProblem
 
 
@@ -55,6 +56,10 @@ def paired_differences(first: Evidence, second: Evidence) -> dict[str, dict]:
 
     Raises RunProblem when they have no suite in common, or answered different items.
     """
+    for run in (first, second):
+        voided = [guard.id for guard in run_guards(run) if guard.voids]
+        if voided:
+            raise RunProblem(f"a run of {run.recipe.id} is INVALID ({', '.join(voided)}): it proves nothing")
     suites = sorted(first.quality.keys() & second.quality.keys())
     if not suites:
         raise RunProblem(f"{first.recipe.id} and {second.recipe.id}: the two runs have no quality suite in common")

@@ -29,13 +29,33 @@ UNITS = {"output_tok_s": "output tok/s", "acceptance_length": "tokens a step", "
 def print_verdict(verdict: dict, console: Console) -> None:
     """Print a verdict.json for a person."""
     state = verdict["state"]
+    where = verdict["setting"]["url"] or verdict["machine"]
     console.print()
-    console.print(Text(state, style=COLOURS[state]), f"{verdict['recipe']} on {verdict['machine']}: {MEANINGS[state]}.")
+    console.print(Text(state, style=COLOURS[state]), f"{verdict['recipe']} on {where}: {MEANINGS[state]}.")
+    _print_setting(verdict["setting"], verdict["boots"], verdict["windows"], console)
     _print_voids(verdict, console)
     _print_claims(verdict, console)
     _print_figures(verdict, console)
     _print_quality(verdict, console)
     _print_guards(verdict, console)
+
+
+def _print_setting(setting: dict, boots: int, windows: int, console: Console) -> None:
+    load, engine, machine = setting["load"], setting["engine"], setting["machine"]
+    if windows:
+        asked = f"{load['requests']} requests of {load['input_len']} tokens in and {load['output_len']} out"
+        how = f"{load['concurrency']} streams, {load['prompts']} prompts, temperature {load['temperature']:g}"
+        console.print(f"Load: {asked}, {how}; boots {boots}, windows {windows}", markup=False)
+    version = " ".join(engine["answered"]) or "of unknown version"
+    patched = f", patched: {', '.join(engine['patches'])}" if engine["patches"] else ""
+    console.print(f"Engine: vLLM {version} ({engine['name'] or 'not ours'}{patched})", markup=False)
+    if setting["url"]:
+        console.print("Not checked: the server's weights, types, flags, environment and machine", markup=False)
+        return
+    gpus = ", ".join(machine["gpus"]) or "no GPU"
+    console.print(f"Machine: {machine['cpu'] or 'unknown CPU'}, {machine['cores']} cores, {gpus}", markup=False)
+    if setting["model_files_that_differ"]:
+        console.print(f"Model: not the recipe's: {', '.join(setting['model_files_that_differ'])} differ", markup=False)
 
 
 def _print_voids(verdict: dict, console: Console) -> None:
@@ -87,7 +107,7 @@ def _print_figures(verdict: dict, console: Console) -> None:
             )
         )
     console.print()
-    console.print(table(f"Figures (status: {verdict['status']})", ("", "", ""), rows))
+    console.print(table(f"Figures ({verdict['status']})", ("", "", ""), rows))
     latency = verdict["latency_ms"]
     columns = ("latency, ms", "p50", "p90", "p95", "p99", "requests")
     lines = [
@@ -110,7 +130,7 @@ def _print_quality(verdict: dict, console: Console) -> None:
         ]
         console.print()
         console.print(
-            table(f"Quality: {suite}, exact answers at temperature 0", ("task", "exact", "95% (Wilson)"), rows)
+            table(f"Quality: {suite}, exact answers at temperature 0", ("task", "exact", "95% for new items"), rows)
         )
 
 
@@ -130,25 +150,32 @@ def print_paired(first: str, second: str, differences: dict[str, dict], console:
     ]
     columns = ("suite", "items", "right only before", "right only after", "difference", "95% interval", "McNemar p")
     console.print()
-    console.print(table(f"Quality, paired: {first} → {second}", columns, rows))
+    console.print(table(f"Quality, item by item: {first} → {second}", columns, rows))
+    for suite, found in differences.items():
+        low, high = found["interval95"]
+        verb = "changed nothing that this suite can see" if low <= 0 <= high else "changed the answers"
+        console.print(
+            f"{suite}: {second} {verb}; the true difference is within {low:+.2%} to {high:+.2%}.", markup=False
+        )
 
 
 def _print_guards(verdict: dict, console: Console) -> None:
     good = [guard["id"] for guard in verdict["guards"] if guard["ok"] is True]
     blind = [guard["id"] for guard in verdict["guards"] if guard["ok"] is None]
     console.print()
-    console.print(f"Guards passed: {len(good)} of {len(verdict['guards'])} ({', '.join(good)})", markup=False)
+    console.print(f"Guards passed: {', '.join(good) or 'none'}", markup=False)
     if blind:
-        console.print(f"Guards that cannot check here: {', '.join(blind)}", markup=False)
-    confirmed = [_claim_words(claim) for claim in verdict["claims"] if claim["state"] == "REPRODUCED"]
-    open_claims = [_claim_words(claim) for claim in verdict["claims"] if claim["state"] != "REPRODUCED"]
+        console.print(f"Guards without evidence in this run: {', '.join(blind)}", markup=False)
     if verdict["state"] == "INVALID":
         return
+    confirmed = [_claim_words(claim) for claim in verdict["claims"] if claim["state"] == "REPRODUCED"]
+    others = [_claim_words(claim) for claim in verdict["claims"] if claim["state"] != "REPRODUCED"]
     console.print(f"Confirmed: {'; '.join(confirmed) or 'no claim'}.", markup=False)
-    if open_claims:
-        console.print(f"Not confirmed: {'; '.join(open_claims)}.", markup=False)
-    if verdict["output_tok_s"]["whole"] and not any(c["metric"] == "output_tok_s" for c in verdict["claims"]):
-        console.print("Throughput: measured here, nobody claimed a figure for this recipe and machine.", markup=False)
+    if others:
+        console.print(f"Not confirmed: {'; '.join(others)}.", markup=False)
+    rated = any(claim["metric"] == "output_tok_s" for claim in verdict["claims"])
+    if verdict["output_tok_s"]["whole"] and not rated:
+        console.print("Throughput is reported, not judged: the recipe claims none.", markup=False)
 
 
 def _claim_words(claim: dict) -> str:

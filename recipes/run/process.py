@@ -5,14 +5,16 @@ import re
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import httpx
 
 from images.engine import Engine
 from images.errors import EngineProblem
+from images.index import cache_root
 from recipes.run.supervised import Supervised, base_environment, supervised
 from recipes.spec import ServingSpec
 
@@ -40,8 +42,9 @@ class Server:
 
 
 def environment(spec: ServingSpec) -> dict[str, str]:
-    """The whole environment the engine starts with."""
-    return {**base_environment(), **spec.env}
+    """The whole environment the engine starts with; what it caches lies beside the engine, not in ~/.cache."""
+    caches = {"VLLM_CACHE_ROOT": str(cache_root() / "vllm"), "HF_HOME": str(cache_root() / "huggingface")}
+    return {**base_environment(), **caches, **spec.env}
 
 
 @contextmanager
@@ -53,7 +56,12 @@ def serve(spec: ServingSpec, engine: Engine, log: Path, progress: Progress = lam
     """
     refuse_taken_port(spec.host, spec.port)
     started = time.monotonic()
-    with supervised([*engine.command(), *spec.argv], environment(spec), log, spec.stop_timeout_s) as process:
+    with ExitStack() as stack:
+        # The engine leaves sockets behind in its temporary folder: it gets one that goes away with it.
+        folder = stack.enter_context(TemporaryDirectory(prefix="station-recipes-", ignore_cleanup_errors=True))
+        environ = {**environment(spec), "TMPDIR": folder}
+        command = [*engine.command(), *spec.argv]
+        process = stack.enter_context(supervised(command, environ, log, spec.stop_timeout_s))
         wait_ready(spec, process, started + spec.ready_timeout_s, progress)
         yield Server(
             url=spec.url,

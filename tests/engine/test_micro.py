@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.measure import Plan, measure, quality_only
+from bench.measure import measure, quality_only
+from bench.record import Plan
 from bench.verdict import write_verdict
 from images.engine import ensure_engine
 from recipes.load import LIBRARY, load_recipe, with_options
