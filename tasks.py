@@ -184,7 +184,7 @@ def verdict(_c, run, json=False):
     }
 )
 def check(_c, recipe=None, all=False, schema=False, json=False):  # noqa: A002
-    """Validate recipes: schema, extends, declared deltas, and the table of engine traps. Needs no engine."""
+    """Validate recipes: schema, extends, declared deltas, engine traps; one recipe also against its engine."""
     from recipes.check import check_recipes, write_schema
 
     if schema:

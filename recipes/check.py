@@ -6,12 +6,14 @@ from pathlib import Path
 from images.console import emit_json, note, out, table
 from images.engine import find_engine
 from images.errors import UsageProblem
+from images.index import cache_root
+from images.probe import probe, unknown_names
 from images.yaml_source import shown
 from recipes.compare import difference, ladder_rows
 from recipes.load import Loaded, first_choice, load_ladder, load_recipe, recipe_ids, resolve_id
 from recipes.lock import Images, as_text, differences, make_lock, parse_images, read_lock, with_revision
 from recipes.machine import machine_facts, why_not
-from recipes.rules import broken_rules, require_rules
+from recipes.rules import RULES, broken_rules, require_rules
 from recipes.schema import Recipe
 
 SCHEMA_FILE = Path(__file__).with_name("recipe.schema.json")
@@ -25,10 +27,29 @@ def findings(recipe_id: str) -> list[str]:
         return str(problem).splitlines()
 
 
+def engine_findings(recipe_id: str) -> list[str]:
+    """What the recipe's engine itself doesn't accept: flags and VLLM_* variables it doesn't know.
+
+    Where the engine isn't installed nothing is asked, and a note says so.
+    """
+    loaded = load_recipe(recipe_id)
+    engine = find_engine(loaded.recipe.engine.image)
+    if engine is None:
+        note(f"The {loaded.recipe.engine.image} engine isn't installed: whether it knows these flags was not asked.")
+        return []
+    facts = probe(engine, cache_root())
+    return unknown_names(facts, loaded.recipe.engine.flags, loaded.recipe.engine.env)
+
+
 def check_recipes(name: str | None, as_json: bool) -> int:
-    """Check one recipe, or all of them with None; print, and return the exit code (0, or 2)."""
+    """Check one recipe, or all of them with None; print, and return the exit code (0, or 2).
+
+    One recipe is also held against its engine, where that is installed.
+    """
     ids = recipe_ids() if name is None else [resolve_id(name)]
     found = {recipe_id: findings(recipe_id) for recipe_id in ids}
+    if name is not None and not found[ids[0]]:
+        found[ids[0]] = engine_findings(ids[0])
     if as_json:
         emit_json(found)
     else:
@@ -37,6 +58,7 @@ def check_recipes(name: str | None, as_json: bool) -> int:
             console.print(f"{'✘' if lines else '✔'} {recipe_id}", markup=False)
             for line in lines:
                 console.print(f"    {line}", markup=False, soft_wrap=True)
+        console.print(f"{len(ids)} recipe(s) checked against the schema and {len(RULES)} known traps", markup=False)
     return 2 if any(found.values()) else 0
 
 
