@@ -216,6 +216,25 @@ def lock(_c, recipe=None, image=None, model_revision=None, out=None, check=None)
     write_lock(recipe, image, model_revision, Path(out) if out else None)
 
 
+@task(
+    help={
+        "recipe": RECIPE,
+        "target": "docker, compose or systemd",
+        "image": "the engine's image, NAME@sha256:…",
+        "device": "CDI name of the one GPU; default: the GPU of this machine that the recipe is made for",
+        "cache": "host folder for downloads and compiled kernels",
+        "out": "file to write (default: print)",
+    }
+)
+def render(_c, recipe=None, target="docker", image=None, device=None, cache="/var/lib/station-recipes/cache", out=None):
+    """Write a recipe as a file another tool runs: a docker script, a compose file, a systemd unit."""
+    from recipes.check import render_recipe
+
+    if not recipe or not image:
+        raise UsageProblem("render needs --recipe NAME and --image NAME@sha256:…")
+    render_recipe(recipe, target, image, device, Path(cache), Path(out) if out else None)
+
+
 @task(positional=["a", "b"], help={"a": "a recipe", "b": "another", "json": "print JSON"})
 def diff(_c, a, b, json=False):
     """Say how two recipes differ, in terms of the engine's arguments and environment."""
@@ -278,7 +297,12 @@ def lint(_c, fix=False):
     raise Exit(code=max(codes))
 
 
-ns = Collection(reproduce, bench, quality, serve, status, stop, verdict, check, lock, diff, ladder, list_, test, lint)
+ns = Collection(
+    *(reproduce, bench, quality, serve, status, stop, verdict),
+    *(check, render, lock, diff, ladder, list_, test, lint),
+)
+    reproduce, bench, quality, serve, status, stop, verdict, check, render, lock, diff, ladder, list_, test, lint
+)
 
 
 class FrontDoor(Program):

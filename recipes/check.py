@@ -12,9 +12,11 @@ from images.yaml_source import shown
 from recipes.compare import difference, ladder_rows
 from recipes.load import Loaded, first_choice, load_ladder, load_recipe, recipe_ids, resolve_id
 from recipes.lock import Images, as_text, differences, make_lock, parse_images, read_lock, with_revision
-from recipes.machine import machine_facts, why_not
+from recipes.machine import gpu_device, load_machines, machine_facts, machine_profile, why_not
+from recipes.render import render
 from recipes.rules import RULES, broken_rules, require_rules
 from recipes.schema import Recipe
+from recipes.spec import container, serving_spec
 
 SCHEMA_FILE = Path(__file__).with_name("recipe.schema.json")
 
@@ -177,3 +179,24 @@ def check_lock(file: Path) -> int:
     for line in lines:
         console.print(f"  {line}", markup=False, soft_wrap=True)
     return 5 if lines else 0
+
+
+def render_recipe(name: str, target: str, image: str, device: str | None, cache: Path, out_file: Path | None) -> None:
+    """Render a recipe for a target; print it, or write it to a file."""
+    loaded = load_recipe(name)
+    require_rules(loaded)
+    facts = machine_facts()
+    profile = machine_profile(facts, load_machines())
+    spec = serving_spec(loaded, profile)
+    chosen = device or gpu_device(loaded.recipe, facts, profile)
+    text = render(target, spec, container(loaded, image, chosen, cache))
+    if out_file is None:
+        print(text, end="")  # noqa: T201 (the result itself, for a pipe)
+        return
+    try:
+        out_file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageProblem(f"{shown(out_file)}: can't be written: {error.strerror}") from error
+    if target == "docker":
+        out_file.chmod(0o755)
+    out().print(shown(out_file), markup=False)

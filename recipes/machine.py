@@ -75,3 +75,17 @@ def require_applies(recipe: Recipe, facts: dict) -> None:
     reason = why_not(recipe, facts)
     if reason:
         raise UsageProblem(f"{recipe.id} can't run here: it {reason}. `./inv list` shows what can.")
+
+
+def gpu_device(recipe: Recipe, facts: dict, profile: Machine) -> str | None:
+    """The CDI name of the one GPU a recipe runs on; None for a CPU engine.
+
+    Raises UsageProblem unless exactly one GPU fits the machine's profile: an index is no contract.
+    """
+    if image_facts(recipe.engine.image)["device"] != "cuda":
+        return None
+    fitting = [gpu["uuid"] for gpu in facts["gpus"] if gpu.get("uuid") and _fits(profile.match, gpu)]
+    if profile.device != "cuda" or len(fitting) != 1:
+        seen = ", ".join(f"{gpu['name']} {gpu['uuid']}" for gpu in facts["gpus"]) or "no NVIDIA GPU"
+        raise UsageProblem(f"wanted exactly one GPU that {recipe.id} is made for, found: {seen}. Name it with --device")
+    return f"nvidia.com/gpu={fitting[0]}"

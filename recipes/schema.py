@@ -10,7 +10,9 @@ EnvName = Annotated[str, StringConstraints(pattern=r"^[A-Z][A-Z0-9_]*$")]
 Revision = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{40}$")]
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 Text = Annotated[str, StringConstraints(min_length=1, strip_whitespace=True)]
-FlagValue = bool | int | float | str | list[str] | dict[str, Any]
+LimitName = Annotated[str, StringConstraints(pattern=r"^[a-z]+$")]
+Words = Annotated[list[str], Field(min_length=1)]
+FlagValue = bool | int | float | str | Words | dict[str, Any]
 Metric = Literal[
     "output_tok_s",
     "acceptance_length",
@@ -74,12 +76,12 @@ class Runtime(Part):
     port: int = Field(default=8000, ge=1024, le=65535)
     ready_timeout_s: int = Field(default=300, ge=1, le=7200, description="deadline for the first real completion")
     stop_timeout_s: int = Field(default=5, ge=1, le=600, description="from SIGTERM to SIGKILL")
-    api_key_env: EnvName | None = Field(
-        default=None, description="variable that holds the API key when serving; its value never stands in an output"
+    api_key_env: Literal["VLLM_API_KEY"] | None = Field(
+        default=None, description="the variable the engine reads its API key from; its value never stands in an output"
     )
     ipc: Literal["private", "host"] = Field(default="private", description="containers: IPC namespace")
     shm_gb: int = Field(default=8, ge=1, le=512, description="containers: size of /dev/shm")
-    ulimits: dict[Text, int] = Field(default={}, description="containers: resource limits, -1 is unlimited")
+    ulimits: dict[LimitName, int] = Field(default={}, description="containers: resource limits, -1 is unlimited")
     user: int = Field(default=1000, ge=1, description="containers: uid and gid the engine runs as, never root")
 
 

@@ -9,7 +9,7 @@ from images.errors import UsageProblem
 from recipes.load import Loaded
 from recipes.schema import FlagValue, Machine
 
-IMAGE = re.compile(r"[a-z0-9][a-z0-9._/:-]*@sha256:[0-9a-f]{64}")
+IMAGE = re.compile(r"[a-z0-9][a-z0-9._/-]*(?::[A-Za-z0-9_][A-Za-z0-9_.-]*)?@sha256:[0-9a-f]{64}")
 # Every engine we start stays offline and tells nobody anything.
 FIXED_ENV = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
 
@@ -20,6 +20,13 @@ CACHE_ENV = {
     "HF_HOME": f"{CACHE_IN_CONTAINER}/huggingface",
     "VLLM_CACHE_ROOT": f"{CACHE_IN_CONTAINER}/vllm",
     "FLASHINFER_WORKSPACE_BASE": f"{CACHE_IN_CONTAINER}/flashinfer",
+    "TRITON_CACHE_DIR": f"{CACHE_IN_CONTAINER}/triton",
+    "TORCHINDUCTOR_CACHE_DIR": f"{CACHE_IN_CONTAINER}/inductor",
+    "CUDA_CACHE_PATH": f"{CACHE_IN_CONTAINER}/cuda",
+    "XDG_CACHE_HOME": f"{CACHE_IN_CONTAINER}/xdg",
+    # The uid has no entry in the image's passwd, and / is read-only: a home and a name are needed all the same.
+    "HOME": f"{CACHE_IN_CONTAINER}/home",
+    "USER": "engine",
 }
 
 
@@ -69,7 +76,8 @@ def flag_arguments(name: str, value: FlagValue) -> list[str]:
         return [f"--{name}", json.dumps(value, sort_keys=True, separators=(",", ":"))]
     if isinstance(value, list):
         return [f"--{name}", *value]
-    return [f"--{name}", str(value)]
+    text = str(value)
+    return [f"--{name}={text}"] if text.startswith("-") else [f"--{name}", text]
 
 
 def serving_spec(loaded: Loaded, machine: Machine | None = None) -> ServingSpec:

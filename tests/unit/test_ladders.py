@@ -1,13 +1,15 @@
 """The published ladder as recipes: every figure of the claims, one change a rung, shown in the engine's terms."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
+from images.errors import UsageProblem
 from recipes.compare import difference, ladder_rows
 from recipes.load import load_ladder, load_recipe
-from recipes.machine import load_machines, machine_profile, why_not
+from recipes.machine import gpu_device, load_machines, machine_profile, why_not
 from recipes.schema import Recipe
 from recipes.spec import serving_spec
 
@@ -138,3 +140,29 @@ def test_every_synthetic_rung_says_so_and_fixes_its_acceptance_in_advance(rung):
 def test_a_machine_s_own_variables_reach_the_engine():
     station = load_machines()["dgx-station-gb300"]
     assert serving_spec(load_recipe(FAMILY), station).env["FLASHINFER_CUDA_ARCH_LIST"] == "10.3a"
+
+
+def test_exactly_one_gpu_is_chosen_by_what_it_is_and_never_by_index():
+    recipe = load_recipe(FAMILY).recipe
+    machines = load_machines()
+    display = {**gpu("10de:2bb1", "NVIDIA RTX PRO 2000", 16000), "uuid": "GPU-d"}
+    gb300 = {**gpu("10de:31c2", "NVIDIA GB300", 256703), "uuid": "GPU-g"}
+    for gpus in ([display, gb300], [gb300, display]):
+        facts = {**NO_GPU, "gpus": gpus}
+        assert gpu_device(recipe, facts, machine_profile(facts, machines)) == "nvidia.com/gpu=GPU-g"
+    for gpus in ([], [display], [gb300, {**gb300, "uuid": "GPU-h"}]):
+        facts = {**NO_GPU, "gpus": gpus}
+        with pytest.raises(UsageProblem, match="exactly one GPU"):
+            gpu_device(recipe, facts, machine_profile(facts, machines))
+    assert gpu_device(load_recipe("micro").recipe, NO_GPU, machines["cpu"]) is None
+
+
+def test_a_rendered_file_through_the_front_door(inv, tmp_path):
+    image = "ghcr.io/example/engine@sha256:" + "c" * 64
+    file = tmp_path / "serve.sh"
+    assert inv("render", "--recipe", "micro", "--image", image, "--out", str(file)).returncode == 0
+    assert image in file.read_text() and os.access(file, os.X_OK)
+    assert "services:" in inv("render", "--recipe", "micro", "--target", "compose", "--image", image).stdout
+    assert inv("render", "--recipe", "micro", "--target", "podman", "--image", image).returncode == 2
+    assert inv("render", "--recipe", "micro", "--image", "engine:latest").returncode == 2
+    assert inv("render", "--recipe", FAMILY, "--image", image).returncode == 2, "no GPU here, and none was named"

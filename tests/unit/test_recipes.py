@@ -239,6 +239,7 @@ def test_flags_become_arguments():
     assert flag_arguments("a", True) == ["--a"]
     assert flag_arguments("async-scheduling", False) == ["--no-async-scheduling"]
     assert flag_arguments("port", 8000) == ["--port", "8000"]
+    assert flag_arguments("seed", -1) == ["--seed=-1"], "a value that looks like an option stays a value"
     assert flag_arguments("names", ["x", "y z"]) == ["--names", "x", "y z"]
 
 
