@@ -83,11 +83,11 @@ def reproduce(_c, recipe=None, port=0, boots=0, windows=0, out=RUNS, json=False)
 )
 def bench(_c, recipe=None, url=None, windows=0, out=RUNS, json=False):
     """Measure a running server with a recipe's benchmark; says what it could not fingerprint."""
-    from bench.measure import measure, require_model
+    from bench.measure import measure, require_model, require_url
 
     if not recipe or not url:
         raise UsageProblem("bench needs --recipe and --url. To serve and measure in one go: ./inv reproduce --recipe …")
-    plan = _plan(recipe, 0, 1, windows, url.rstrip("/"))
+    plan = _plan(recipe, 0, 1, windows, require_url(url))
     require_model(plan)
     _finish(measure(plan, Path(out)), json)
 
@@ -141,6 +141,7 @@ def stop(_c, port=0, drain=60, json=False):
 )
 def quality(_c, recipe=None, run=None, against=None, port=0, out=RUNS, json=False):
     """Serve a recipe and ask its quality suites, without a load; every item is kept in the run."""
+    from bench.evidence import read_evidence
     from bench.measure import measure, quality_only
 
     if run and not against:
@@ -148,6 +149,8 @@ def quality(_c, recipe=None, run=None, against=None, port=0, out=RUNS, json=Fals
     if run:
         _compare_quality(Path(against), Path(run), json)
         return
+    if against:
+        read_evidence(Path(against))  # a wrong folder is said before an engine is started
     made = measure(quality_only(_plan(recipe, port, 1, 1, load=False)), Path(out))
     if against and not json:
         _compare_quality(Path(against), made, json)
@@ -301,8 +304,6 @@ ns = Collection(
     *(reproduce, bench, quality, serve, status, stop, verdict),
     *(check, render, lock, diff, ladder, list_, test, lint),
 )
-    reproduce, bench, quality, serve, status, stop, verdict, check, render, lock, diff, ladder, list_, test, lint
-)
 
 
 class FrontDoor(Program):
@@ -352,6 +353,7 @@ def _terminated(*_: object) -> None:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, _terminated)
+    for ending in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(ending, _terminated)
     door = FrontDoor(name="station-recipes", binary="./inv", namespace=ns, version="0.1.0")
     door.run(["./inv", *_arguments(sys.argv[1:])])

@@ -1,12 +1,13 @@
 """Room bench: the server's own counters, read from /metrics; differences over a window, never gauges."""
 
-import httpx
+import math
+
 from prometheus_client.parser import text_string_to_metric_families
 
 from images.errors import EngineProblem
+from recipes.run.fetch import fetch
 
 PREFIX = "vllm:"
-TIMEOUT_S = 10
 
 Counters = dict[str, float]
 
@@ -17,10 +18,8 @@ def read_counters(url: str) -> Counters:
     Raises EngineProblem when the server doesn't answer or answers without vLLM's counters.
     """
     try:
-        answer = httpx.get(f"{url}/metrics", timeout=TIMEOUT_S, trust_env=False)
-        answer.raise_for_status()
-        counters = parse_counters(answer.text)
-    except (httpx.HTTPError, ValueError) as error:
+        counters = parse_counters(fetch(f"{url}/metrics").text)
+    except (EngineProblem, ValueError) as error:
         raise EngineProblem(f"the server's counters could not be read: {error}") from error
     if not counters:
         raise EngineProblem(f"{url}/metrics has no counter that begins with {PREFIX}: this is no vLLM server")
@@ -34,7 +33,7 @@ def parse_counters(text: str) -> Counters:
         if family.type != "counter" or not family.name.startswith(PREFIX):
             continue
         for sample in family.samples:
-            if not sample.name.endswith("_total"):
+            if not sample.name.endswith("_total") or not math.isfinite(sample.value):
                 continue
             labels = {key: value for key, value in sample.labels.items() if key not in {"engine", "model_name"}}
             suffix = ",".join(f"{key}={labels[key]}" for key in sorted(labels))

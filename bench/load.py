@@ -1,6 +1,5 @@
 """Room bench: the load: our own warm-up, then `vllm bench serve` of the pinned engine as load engine."""
 
-import asyncio
 import hashlib
 import json
 import os
@@ -12,8 +11,8 @@ from pathlib import Path
 import httpx
 import numpy as np
 
-from bench.counters import read_counters
 from bench.prompts import as_jsonl
+from bench.watch import Watch, ask_all
 from images.engine import Engine
 from images.errors import EngineProblem
 from images.index import cache_root
@@ -23,8 +22,6 @@ from recipes.spec import FIXED_ENV
 
 TEXT_SHARE = 0.01
 POLL_S = 0.5
-REQUEST_TIMEOUT_S = 3600
-FINISHED = "request_success_total"
 
 Progress = Callable[[int, int], None]
 
@@ -33,37 +30,23 @@ class LoadProblem(EngineProblem):
     """The load could not be applied: the window has no result."""
 
 
-def warm_up(url: str, model: str, load: Benchmark, prompts: list[str], alive: Callable[[], bool]) -> None:
+def warm_up(url: str, model: str, load: Benchmark, prompts: list[str], watch: Watch, progress: Progress) -> None:
     """Send `prompts` at full concurrency, unmeasured.
 
     Raises LoadProblem when any of them fails: a window after that would measure a broken server.
     """
-    failures = asyncio.run(_warm_up(url, model, load, prompts, alive))
+    body = {"model": model, "max_tokens": load.output_len, "ignore_eos": True, "temperature": load.temperature}
+
+    async def ask(client: httpx.AsyncClient, prompt: str) -> str | None:
+        try:
+            answer = await client.post("/v1/completions", json={**body, "prompt": prompt})
+        except httpx.HTTPError as error:
+            return f"{type(error).__name__} {error}"
+        return None if answer.status_code == 200 else f"{answer.status_code} {answer.text[:200]}"
+
+    failures = [failure for failure in ask_all(url, prompts, load.concurrency, ask, watch, progress) if failure]
     if failures:
         raise LoadProblem(f"warm-up: {len(failures)} of {len(prompts)} requests failed; the first: {failures[0]}")
-
-
-async def _warm_up(url: str, model: str, load: Benchmark, prompts: list[str], alive: Callable[[], bool]) -> list[str]:
-    gate = asyncio.Semaphore(load.concurrency)
-    limits = httpx.Limits(max_connections=load.concurrency)
-    async with httpx.AsyncClient(base_url=url, timeout=REQUEST_TIMEOUT_S, limits=limits, trust_env=False) as client:
-
-        async def one(prompt: str) -> str | None:
-            body = {"model": model, "prompt": prompt, "max_tokens": load.output_len, "ignore_eos": True}
-            async with gate:
-                try:
-                    answer = await client.post("/v1/completions", json={**body, "temperature": load.temperature})
-                except httpx.HTTPError as error:
-                    return f"{type(error).__name__} {error}"
-            return None if answer.status_code == 200 else f"{answer.status_code} {answer.text[:200]}"
-
-        work = asyncio.gather(*(one(prompt) for prompt in prompts))
-        while not work.done():
-            await asyncio.wait([work], timeout=POLL_S)
-            if not alive():
-                work.cancel()
-                return ["the engine ended"]
-        return [failure for failure in work.result() if failure]
 
 
 def client_command(engine: Engine, url: str, model: str, tokenizer: Path, load: Benchmark, folder: Path) -> list[str]:
@@ -110,20 +93,27 @@ def run_window(
         environment = {**base_environment(), **FIXED_ENV, "OMP_NUM_THREADS": "1", "TMPDIR": name}
         environment |= {"PYTHONUNBUFFERED": "1", "VLLM_CACHE_ROOT": str(cache_root() / "vllm")}
         log = folder / "client.log"
-        finished_before = _finished(url)
+        watch = Watch(url, alive)
         with supervised(argv, environment, log) as client:
             while client.alive():
-                if not alive():
+                try:
+                    watch.check()
+                except EngineProblem as problem:
                     _grant_last_words(client.alive)
+                    if alive():
+                        raise LoadProblem(str(problem)) from problem
                     break
-                progress(_finished(url) - finished_before, load.prompts)
+                progress(watch.finished, load.prompts)
                 time.sleep(POLL_S)
             status = client.status()
         result = folder / "result.json"
         if not result.exists():
             why = "the engine ended during the window" if not alive() else f"the load client ended with status {status}"
             raise LoadProblem(f"{why}; the window has no result.\n{_last_words(log)}")
-        return compact(json.loads(result.read_text()))
+        try:
+            return compact(json.loads(result.read_text()))
+        except (ValueError, KeyError, TypeError) as error:
+            raise LoadProblem(f"the load client's result can't be read ({error}): is {name} full?") from error
 
 
 def _grant_last_words(client_alive: Callable[[], bool], limit_s: float = 5) -> None:
@@ -131,14 +121,6 @@ def _grant_last_words(client_alive: Callable[[], bool], limit_s: float = 5) -> N
     deadline = time.monotonic() + limit_s
     while client_alive() and time.monotonic() < deadline:
         time.sleep(POLL_S / 5)
-
-
-def _finished(url: str) -> int:
-    try:
-        counters = read_counters(url)
-    except EngineProblem:
-        return 0
-    return int(sum(value for name, value in counters.items() if name.startswith(FINISHED)))
 
 
 def _last_words(log: Path) -> str:

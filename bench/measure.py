@@ -3,11 +3,10 @@
 import gzip
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-
-import httpx
+from urllib.parse import urlsplit
 
 from bench.counters import read_counters
 from bench.load import run_window, save_window, warm_up
@@ -16,8 +15,10 @@ from bench.quality.runner import ask_suite, save_answers
 from bench.quality.suites import suite_items
 from bench.record import Plan, Recorder, anonymous, not_measured, now
 from bench.runfolder import dump_json, new_run, seal, window_folder, write_recipe, write_text
-from images.console import stage
+from bench.watch import Watch
+from images.console import note, stage
 from images.errors import EngineProblem, Problem, UsageProblem
+from recipes.run.fetch import fetch, fetch_json
 from recipes.run.process import Server, serve
 from recipes.run.supervised import interrupts_held
 
@@ -37,10 +38,11 @@ class Target:
 def measure(plan: Plan, root: Path) -> Path:
     """Make a run and return its folder, sealed: complete, or with the failure that ended it recorded.
 
-    A fault of the engine, a full disk, Ctrl-C and SIGTERM all end here. Whatever was started is gone.
+    Whatever goes wrong ends here: a fault of the engine, Ctrl-C, a full disk, a fault of our own. Everything
+    that was started is gone. Raises RunProblem only when the folder can't be made at all.
     """
+    recorder = Recorder(plan)
     run = new_run(plan.loaded.recipe, root)
-    recorder = Recorder(plan, run)
     try:
         recorder.write(run)
         write_recipe(run, plan.loaded.recipe)
@@ -52,14 +54,26 @@ def measure(plan: Plan, root: Path) -> Path:
     except Problem as problem:
         recorder.failed(anonymous(str(problem), plan))
     except OSError as error:
-        recorder.failed(anonymous(f"{error.strerror}: {error.filename}", plan))
+        recorder.failed(anonymous(f"{error.strerror or error}: {error.filename or ''}", plan))
+    except Exception as error:  # a fault of ours must not cost the evidence
+        recorder.failed(anonymous(f"a fault of this tool: {type(error).__name__}: {error}", plan))
     with interrupts_held():
+        _close(run, recorder)
+    return run
+
+
+def _close(run: Path, recorder: Recorder) -> None:
+    """Write the manifest and the seal; on a full disk the run stays as it is, unsealed, and that is said."""
+    try:
         recorder.manifest["finished"] = now()
         recorder.write(run)
         lines = [f"{value}  {name}\n" for name, value in sorted(recorder.prompt_digests.items())]
         write_text(run / "prompts.sha256", "".join(lines))
         seal(run)
-    return run
+    except OSError as error:
+        failure = recorder.manifest["failure"]
+        cause = f" It had ended because of: {failure['cause']}" if failure else ""
+        note(f"✘ The run in {run} could not be closed: {error.strerror}. Free some space and run again.{cause}")
 
 
 def _boots(plan: Plan, run: Path, recorder: Recorder) -> None:
@@ -90,10 +104,10 @@ def _target(plan: Plan, folder: Path, boot: int, recorder: Recorder) -> Iterator
             yield Target(server.url, server.served_name, server.alive)
     finally:
         if log.exists():
-            with interrupts_held():
+            with interrupts_held(), suppress(OSError):  # on a full disk the rest of the run matters more
                 text = anonymous(log.read_text(errors="replace"), plan)
-                (folder / "server.log.gz").write_bytes(gzip.compress(text.encode(), mtime=0))
                 log.unlink()
+                (folder / "server.log.gz").write_bytes(gzip.compress(text.encode(), mtime=0))
 
 
 def _record_boot(plan: Plan, folder: Path, boot: int, server: Server, recorder: Recorder) -> None:
@@ -113,8 +127,11 @@ def _measure_boot(plan: Plan, run: Path, boot: int, target: Target, recorder: Re
     recorder.stage = f"boot {boot} warm-up"
     count = WARM_UP_WAVES * load.concurrency
     prompts = make_prompts(load, tokenizer, window_seed(load.seed, boot, 0), count)
-    with stage(f"boot {boot}: warming up with {count} requests"):
-        warm_up(target.url, target.model, load, prompts, target.alive)
+    with stage(f"boot {boot}: warming up with {count} requests") as update:
+        watch = Watch(target.url, target.alive)
+        warm_up(
+            target.url, target.model, load, prompts, watch, lambda done, total: update(f"{done}/{total}", done, total)
+        )
     for window in range(1, load.windows + 1):
         recorder.stage = f"boot {boot} window {window}"
         prompts = make_prompts(load, tokenizer, window_seed(load.seed, boot, window), load.prompts)
@@ -157,6 +174,7 @@ def _measure_quality(plan: Plan, run: Path, target: Target) -> None:
                 target.model,
                 items,
                 quality.concurrency,
+                Watch(target.url, target.alive),
                 progress=lambda done, total: update(f"{done}/{total} items", done, total),
             )
         save_answers(run / "quality" / f"{suite}.jsonl", answers)
@@ -175,17 +193,38 @@ def refuse_dead(target: Target) -> None:
 
 def _answers(url: str) -> bool:
     try:
-        return httpx.get(f"{url}/health", timeout=5, trust_env=False).status_code == 200
-    except httpx.HTTPError:
+        return fetch(f"{url}/health", 5).status_code == 200
+    except EngineProblem:
         return False
 
 
 def engine_version(url: str) -> str:
     """What the engine answers on /version; 'unknown' when it doesn't say."""
     try:
-        return str(httpx.get(f"{url}/version", timeout=10, trust_env=False).json()["version"])
-    except (httpx.HTTPError, ValueError, KeyError, TypeError):
+        answer = fetch_json(f"{url}/version")
+    except EngineProblem:
         return "unknown"
+    version = answer.get("version") if isinstance(answer, dict) else None
+    return version if isinstance(version, str) and version.isprintable() else "unknown"
+
+
+def require_url(url: str) -> str:
+    """Check the address of somebody's server.
+
+    Raises UsageProblem unless it is http(s)://host[:port], without a password: it is stored in the run.
+    """
+    try:
+        parts = urlsplit(url)
+        plain = parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0 and url.isprintable()
+    except ValueError:
+        plain = False
+    if not plain or parts.path.strip("/") or parts.query or parts.fragment:
+        raise UsageProblem(f"--url {url!r}: wanted http://HOST:PORT, such as http://127.0.0.1:8000")
+    if parts.username is not None or parts.password is not None:
+        raise UsageProblem(
+            "--url: leave user and password out; the address is stored in the run, which is meant to be shown"
+        )
+    return url.rstrip("/")
 
 
 def quality_only(plan: Plan) -> Plan:
@@ -207,9 +246,11 @@ def require_model(plan: Plan) -> None:
     """
     url, wanted = plan.url, plan.spec.served_name
     try:
-        answer = httpx.get(f"{url}/v1/models", timeout=10, trust_env=False)
-        served = [model["id"] for model in answer.json()["data"]]
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError) as error:
-        raise EngineProblem(f"no vLLM server answers at {url}: {error}. Start one, or check --url.") from error
+        answer = fetch_json(f"{url}/v1/models")
+    except EngineProblem as problem:
+        raise EngineProblem(f"no vLLM server answers at {url}: {problem}. Start one, or check --url.") from problem
+    models = answer.get("data") if isinstance(answer, dict) else None
+    named = [model.get("id") for model in models or [] if isinstance(model, dict)]
+    served = [name for name in named if isinstance(name, str) and name.isprintable()]
     if wanted not in served:
         raise EngineProblem(f"the server at {url} serves {', '.join(served) or 'nothing'}, the recipe wants {wanted!r}")

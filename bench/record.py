@@ -35,14 +35,17 @@ class Plan:
 class Recorder:
     """Collects the manifest of a run while it happens."""
 
-    def __init__(self, plan: Plan, run: Path) -> None:
-        """Start the record."""
+    def __init__(self, plan: Plan) -> None:
+        """Start the record.
+
+        Raises Problem when the model's folder isn't there or can't be read.
+        """
         load = plan.loaded.recipe.benchmark
         self.stage = "preparing"
         self.prompt_digests: dict[str, str] = {}
         self.manifest = {
             "schema": SCHEMA,
-            "run": run.name,
+            "run": None,
             "recipe": plan.loaded.recipe.id,
             "started": now(),
             "planned_windows": load.boots * load.windows if plan.load else 0,
@@ -59,6 +62,7 @@ class Recorder:
 
     def write(self, run: Path) -> None:
         """Write the manifest as it stands."""
+        self.manifest["run"] = run.name
         write_text(run / "manifest.json", dump_json(self.manifest))
 
     def succeeded(self) -> None:

@@ -24,7 +24,10 @@ def observed_files(loaded: Loaded) -> dict[str, str | None]:
     folder = loaded.folder / loaded.recipe.model.path
     if not folder.is_dir():
         raise Problem(f"{loaded.mark('model', 'path')}: the model folder {folder} isn't there")
-    present = {file.name: sha256(file) for file in sorted(folder.iterdir()) if file.is_file()}
+    try:
+        present = {file.name: sha256(file) for file in sorted(folder.iterdir()) if file.is_file()}
+    except OSError as error:
+        raise Problem(f"the model's file {error.filename} can't be read: {error.strerror}") from error
     return {**dict.fromkeys(loaded.recipe.model.files), **present}
 
 

@@ -17,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from images.engine import Engine
 from images.errors import UsageProblem
 from recipes.run.process import Progress, environment, refuse_taken_port, relevant_lines, wait_ready
+from recipes.run.supervised import birth_of
 from recipes.run.supervisor import descendants_of
 from recipes.spec import ServingSpec
 
@@ -126,15 +127,6 @@ def records(state: Path) -> list[Record]:
         with suppress(OSError, ValueError, TypeError):
             found.append(Record(**json.loads(file.read_text())))
     return found
-
-
-def birth_of(pid: int) -> int | None:
-    """When a process began, in clock ticks since the machine's boot; None where there is no such process."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    except OSError:
-        return None
-    return None if fields[0] == "Z" else int(fields[19])
 
 
 def machine_boot() -> str:

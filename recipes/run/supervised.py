@@ -41,6 +41,7 @@ class Supervised:
         self.pid: int | None = first.get("pid")
         self.failed_to_start: str | None = first.get("failed")
         self._status: int | None = None
+        self._birth = birth_of(self.pid) if self.pid else None
 
     def alive(self) -> bool:
         """Whether the command still runs."""
@@ -59,9 +60,17 @@ class Supervised:
         """The pids of the command and of everything below it."""
         return descendants_of(self._supervisor.pid)
 
+    def _sweep(self) -> None:
+        """If the supervisor itself was killed, end what it had started, as long as it is still that process."""
+        if self.pid is not None and birth_of(self.pid) == self._birth:
+            for pid in [*descendants_of(self.pid), self.pid]:
+                _kill(pid)
+
     def stop(self) -> None:
         """End the command and everything it started. Never raises; a second call does nothing."""
-        if self.alive():
+        if not self.alive():
+            self._sweep()
+        else:
             self._supervisor.stdin.close()
             try:
                 self._supervisor.wait(timeout=self._grace_s + MARGIN_S)
@@ -70,6 +79,15 @@ class Supervised:
                     _kill(pid)
                 self._supervisor.kill()
                 self._supervisor.wait()
+
+
+def birth_of(pid: int) -> int | None:
+    """When a process began, in clock ticks since the machine's boot; None where there is no such process."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    except OSError:
+        return None
+    return None if fields[0] == "Z" else int(fields[19])
 
 
 def _kill(pid: int) -> None:
@@ -91,7 +109,7 @@ def supervised(argv: Sequence[str], env: Mapping[str, str], log: Path, grace_s: 
 @contextmanager
 def interrupts_held() -> Iterator[None]:
     """Ignore Ctrl-C and SIGTERM while we clean up: a second Ctrl-C must not leave an orphan."""
-    names = (signal.SIGINT, signal.SIGTERM)
+    names = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     previous = {name: signal.signal(name, signal.SIG_IGN) for name in names}
     try:
         yield

@@ -142,7 +142,7 @@ class TestFirstContact:
         """A PATH with the shell's tools and nothing else."""
         folder = tmp_path / "bin"
         folder.mkdir()
-        for name in ("sh", "dirname", "cmp", "rm", "grep", "tail", "cp", "flock", "env", "mkdir"):
+        for name in ("sh", "dirname", "readlink", "cmp", "rm", "grep", "tail", "cp", "flock", "env", "mkdir"):
             (folder / name).symlink_to(shutil.which(name))
         return folder
 

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from images.errors import EngineProblem, UsageProblem
-from recipes.run.longlived import birth_of, condition, find, in_flight, machine_boot, records, start, stop
+from recipes.run.longlived import condition, find, in_flight, machine_boot, records, start, stop
+from recipes.run.supervised import birth_of
 from tests.unit.test_process import ENGINE, alive, spec, wait_gone
 
 

@@ -1,0 +1,104 @@
+"""Room bench: notices an engine that has ended, or lives and gives no token any more."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import httpx
+
+from bench.counters import read_counters
+from images.errors import EngineProblem
+
+STALL_S = 120
+POLL_S = 1
+TOKENS = "generation_tokens_total"
+FINISHED = "request_success_total"
+
+
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
+
+
+class Watch:
+    """Watches a server while a load runs. `finished` is how many requests it has completed since."""
+
+    def __init__(self, url: str, alive: Callable[[], bool], stall_s: float = STALL_S) -> None:
+        """Begin to watch; a server whose counters can't be read counts as giving no token."""
+        self.finished = 0
+        self._url, self._alive, self._stall_s = url, alive, stall_s
+        self._tokens, self._at_start = self._look()
+        self._progress = self._looked = time.monotonic()
+
+    def check(self) -> None:
+        """Look again, at most once a second.
+
+        Raises EngineProblem when the engine has ended, or gave no token for `stall_s` seconds.
+        """
+        if not self._alive():
+            raise EngineProblem("the engine ended")
+        now = time.monotonic()
+        if now - self._looked < POLL_S:
+            return
+        tokens, finished = self._look()
+        now = self._looked = time.monotonic()
+        if tokens is not None and tokens != self._tokens:
+            self._tokens, self._progress = tokens, now
+            self.finished = max(0, finished - self._at_start)
+        if now - self._progress > self._stall_s:
+            raise EngineProblem(f"the engine is stuck: no token for {self._stall_s:g} s")
+
+    def _look(self) -> tuple[float | None, int]:
+        try:
+            counters = read_counters(self._url)
+        except EngineProblem:
+            return None, 0
+        finished = sum(value for name, value in counters.items() if name.startswith(FINISHED))
+        return counters.get(TOKENS), int(finished)
+
+
+def ask_all(
+    url: str,
+    items: list[Item],
+    concurrency: int,
+    ask: Callable[[httpx.AsyncClient, Item], Awaitable[Answer]],
+    watch: Watch,
+    progress: Callable[[int, int], None] = lambda _done, _all: None,
+) -> list[Answer]:
+    """Ask a server about every item, `concurrency` at a time; the answers in the items' order.
+
+    Raises what `ask` raises, and EngineProblem when the engine ends or is stuck; nothing is left running.
+    """
+    return asyncio.run(_ask_all(url, items, concurrency, ask, watch, progress))
+
+
+async def _ask_all(
+    url: str,
+    items: list[Item],
+    concurrency: int,
+    ask: Callable[[httpx.AsyncClient, Item], Awaitable[Answer]],
+    watch: Watch,
+    progress: Callable[[int, int], None],
+) -> list[Answer]:
+    gate = asyncio.Semaphore(concurrency)
+    limits = httpx.Limits(max_connections=concurrency)
+    async with httpx.AsyncClient(base_url=url, timeout=None, limits=limits, trust_env=False) as client:  # noqa: S113
+
+        async def one(item: Item) -> Answer:
+            async with gate:
+                return await ask(client, item)
+
+        work = [asyncio.create_task(one(item)) for item in items]
+        try:
+            pending = set(work)
+            while pending:
+                done, pending = await asyncio.wait(pending, timeout=POLL_S, return_when=asyncio.FIRST_EXCEPTION)
+                for task in done:
+                    task.result()
+                await asyncio.to_thread(watch.check)
+                progress(len(items) - len(pending), len(items))
+        finally:
+            for task in work:
+                task.cancel()
+            await asyncio.gather(*work, return_exceptions=True)
+    return [task.result() for task in work]
