@@ -5,7 +5,7 @@ import signal
 import sys
 from pathlib import Path
 
-from invoke import Collection, Exit, Program, task
+from invoke import Collection, Config, Exit, Program, task
 from invoke.exceptions import ParseError
 
 from images.errors import Problem, UsageProblem, nearest
@@ -306,6 +306,12 @@ ns = Collection(
 )
 
 
+class NobodysConfig(Config):
+    """Invoke's configuration under a name of our own: a user's ~/.invoke.py is theirs, not ours to run."""
+
+    prefix = "station-recipes-invoke"
+
+
 class FrontDoor(Program):
     """Invoke's program with the project's exit codes: wrong usage is 2, a problem is one message."""
 
@@ -355,5 +361,5 @@ def _terminated(*_: object) -> None:
 if __name__ == "__main__":
     for ending in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(ending, _terminated)
-    door = FrontDoor(name="station-recipes", binary="./inv", namespace=ns, version="0.1.0")
+    door = FrontDoor(name="station-recipes", binary="./inv", namespace=ns, version="0.1.0", config_class=NobodysConfig)
     door.run(["./inv", *_arguments(sys.argv[1:])])

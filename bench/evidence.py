@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, FiniteFloat, ValidationError
 
 from bench.counters import Counters, difference
-from bench.runfolder import read_json, read_recipe, seal_faults, windows_of
-from images.errors import RunProblem
+from bench.runfolder import is_number, read_json, read_recipe, seal_faults, windows_of
+from images.errors import Problem, RunProblem
 from recipes.schema import Recipe, Text
 
+MAX_ARRAY_BYTES = 500_000_000
 NAMES = {
     "start_s": np.floating,
     "ttft_s": np.floating,
@@ -76,8 +77,8 @@ class Machine(Stored):
 class CounterRecord(Stored):
     """counters.json of a window."""
 
-    before: Counters
-    after: Counters
+    before: dict[str, FiniteFloat]
+    after: dict[str, FiniteFloat]
 
 
 class LiveRecord(Stored):
@@ -134,12 +135,21 @@ class Evidence:
 
 
 def read_evidence(run: Path) -> Evidence:
-    """Read a run folder.
+    """Read a run folder, anybody's.
 
     Raises RunProblem when it is no run folder or a file in it can't be read.
     """
+    try:
+        return _read(run)
+    except Problem:
+        raise
+    except Exception as error:  # whatever a stranger's folder holds is one clear error
+        raise RunProblem(f"{run}: can't be read as a run: {type(error).__name__}: {error}"[:500]) from error
+
+
+def _read(run: Path) -> Evidence:
     recipe = read_recipe(run)
-    boots = [folder for folder in run.glob("boots/*") if folder.name.isdigit()]
+    boots = [folder for folder in run.glob("boots/*") if is_number(folder.name)]
     return Evidence(
         recipe=recipe,
         manifest=_stored(Manifest, run / "manifest.json"),
@@ -154,36 +164,56 @@ def read_evidence(run: Path) -> Evidence:
 def _read_window(boot: int, number: int, folder: Path) -> Window:
     file = folder / "client.npz"
     try:
-        with np.load(file, allow_pickle=False) as stored:
-            arrays = {name: stored[name] for name in stored.files}
-    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
+        arrays = _read_arrays(file)
+    except (OSError, ValueError, EOFError, KeyError, MemoryError, OverflowError, zipfile.BadZipFile) as error:
+        raise RunProblem(f"{file}: not a window's raw arrays: {error}") from error
+    except (NotImplementedError, RuntimeError, zlib.error) as error:  # odd compression, encrypted
         raise RunProblem(f"{file}: not a window's raw arrays: {error}") from error
     for name, kind in NAMES.items():
-        if name not in arrays or not np.issubdtype(arrays[name].dtype, kind):
-            raise RunProblem(f"{file}: wanted an array {name!r} of {kind.__name__}")
+        array = arrays[name]
+        if not np.issubdtype(array.dtype, kind) or array.dtype.kind not in "fiuU" or array.ndim != 1:
+            raise RunProblem(f"{file}: wanted {name!r} as a list of {kind.__name__}")
+        if kind is not np.str_ and not (np.isfinite(array).all() and (array >= 0).all()):
+            raise RunProblem(f"{file}: {name!r} holds numbers that are negative or not finite")
     requests = {len(arrays[name]) for name in NAMES if name != "gaps_us"}
-    gaps = int((arrays["chunks"] - (arrays["ttft_s"] > 0)).sum())
-    if len(requests) != 1 or gaps != len(arrays["gaps_us"]):
+    if len(requests) != 1 or int(_gap_count(arrays)) != len(arrays["gaps_us"]):
         raise RunProblem(f"{file}: the arrays' lengths don't agree")
     counters = folder / "counters.json"
     counted = None
-    if counters.exists():
+    if counters.is_file():
         stored = _stored(CounterRecord, counters)
         counted = difference(stored.before, stored.after)
     return Window(boot, number, arrays, counted)
 
 
+def _gap_count(arrays: dict[str, np.ndarray]) -> int:
+    first = (arrays["ttft_s"] > 0).astype(np.int64)
+    gaps = arrays["chunks"].astype(np.int64) - first if len(arrays["chunks"]) == len(first) else np.array([-1])
+    return int(gaps.sum()) if (gaps >= 0).all() else -1
+
+
+def _read_arrays(file: Path) -> dict[str, np.ndarray]:
+    """Read the arrays a verdict needs, and no others; sizes are looked at before anything is unpacked."""
+    with zipfile.ZipFile(file) as packed:
+        sizes = {entry.filename: entry.file_size for entry in packed.infolist()}
+    for name in NAMES:
+        if sizes.get(f"{name}.npy", MAX_ARRAY_BYTES + 1) > MAX_ARRAY_BYTES:
+            raise ValueError(f"array {name!r} is missing or larger than {MAX_ARRAY_BYTES} bytes")
+    with np.load(file, allow_pickle=False) as stored:
+        return {name: stored[name] for name in NAMES}
+
+
 def _read_boot(folder: Path) -> Boot:
     log = folder / "server.log.gz"
     try:
-        text = gzip.decompress(log.read_bytes()).decode(errors="replace") if log.exists() else None
+        text = gzip.decompress(log.read_bytes()).decode(errors="replace") if log.is_file() else None
     except (OSError, EOFError, zlib.error) as error:
         raise RunProblem(f"{log}: not a gzip file: {error}") from error
     argv, env = folder / "argv.json", folder / "env.json"
     return Boot(
         number=int(folder.name),
-        argv=_stored(LiveRecord, argv) if argv.exists() else None,
-        env=_stored(LiveRecord, env) if env.exists() else None,
+        argv=_stored(LiveRecord, argv) if argv.is_file() else None,
+        env=_stored(LiveRecord, env) if env.is_file() else None,
         log=text,
     )
 
@@ -199,6 +229,8 @@ def _stored(kind: type[Kind], file: Path) -> Kind:
 
 def _read_answers(file: Path) -> list[dict]:
     """Read a suite's answers. Whether one is exact is decided here, from what was expected and got."""
+    if not file.is_file() or file.is_symlink():
+        raise RunProblem(f"{file}: not a file")
     try:
         lines = [Answer.model_validate_json(line) for line in file.read_bytes().splitlines()]
     except ValidationError as errors:

@@ -146,6 +146,11 @@ def _engine_version(evidence: Evidence) -> Iterator[Guard]:
 def _live_settings(evidence: Evidence) -> Iterator[Guard]:
     for name, pick in (("live_argv", lambda boot: boot.argv), ("live_env", lambda boot: boot.env)):
         states = [(boot.number, pick(boot)) for boot in evidence.boots if pick(boot) and pick(boot).live]
+        measured = {window.boot for window in evidence.windows} if evidence.manifest.url is None else set()
+        unrecorded = sorted(measured - {number for number, _ in states})
+        if unrecorded:
+            yield Guard(name, False, f"not recorded on boot {unrecorded}", "equal", "", "boots/<n> of the run")
+            continue
         differing = [number for number, state in states if state.live != state.rendered]
         ok = not differing if states else None
         said = f"differs on boot {differing}" if differing else "equal" if states else None

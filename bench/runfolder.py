@@ -3,6 +3,7 @@
 import json
 import os
 import secrets
+import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from recipes.schema import Recipe
 SEAL = "SHA256SUMS"
 DERIVED = frozenset({"verdict.json", "report.html", SEAL})
 SCHEMA = 1
+PARTIAL = ".partial"
 
 
 def dump_json(value: Any) -> str:
@@ -26,14 +28,19 @@ def dump_json(value: Any) -> str:
 
 
 def write_text(file: Path, text: str) -> None:
-    """Write a file whole or not at all."""
+    """Write a file whole or not at all; never through a link, and two at once don't disturb each other."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    partial = file.with_name(file.name + ".partial")
-    with partial.open("w", encoding="utf-8") as sink:
-        sink.write(text)
-        sink.flush()
-        os.fsync(sink.fileno())
-    partial.replace(file)
+    descriptor, name = tempfile.mkstemp(prefix=f".{file.name}.", suffix=PARTIAL, dir=file.parent)
+    try:
+        with open(descriptor, "w", encoding="utf-8") as sink:
+            sink.write(text)
+            sink.flush()
+            os.fsync(sink.fileno())
+        Path(name).chmod(0o644)
+        Path(name).replace(file)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
 
 
 def new_run(recipe: Recipe, root: Path) -> Path:
@@ -61,9 +68,14 @@ def window_folder(run: Path, boot: int, window: int) -> Path:
 
 def files_of(run: Path) -> list[Path]:
     """Every file that the seal covers, sorted by its path below the run."""
-    files = (path for path in run.rglob("*") if path.is_file() or path.is_symlink())
-    kept = [path for path in files if str(path.relative_to(run)) not in DERIVED and not path.name.endswith(".partial")]
+    files = (path for path in run.rglob("*") if not path.is_dir() or path.is_symlink())
+    kept = [path for path in files if str(path.relative_to(run)) not in DERIVED and not _half_written(path)]
     return sorted(kept, key=lambda path: path.relative_to(run).as_posix())
+
+
+def _half_written(path: Path) -> bool:
+    """Whether this is what write_text leaves behind when it is killed by force; such a file is never read."""
+    return path.name.startswith(".") and path.name.endswith(PARTIAL)
 
 
 def seal(run: Path) -> None:
@@ -75,7 +87,7 @@ def seal(run: Path) -> None:
 def seal_faults(run: Path) -> list[str]:
     """What differs from the seal: changed, missing or added files; ['not sealed'] without one."""
     file = run / SEAL
-    if not file.exists():
+    if not file.is_file():
         return ["not sealed"]
     sealed = {}
     for line in file.read_text(errors="replace").splitlines():
@@ -85,10 +97,15 @@ def seal_faults(run: Path) -> list[str]:
     faults = [f"{name} is missing" for name in sealed.keys() - present.keys()]
     faults += [f"{name} was added" for name in present.keys() - sealed.keys()]
     common = sealed.keys() & present.keys()
-    faults += [
-        f"{name} was changed" for name in common if present[name].is_symlink() or sha256(present[name]) != sealed[name]
-    ]
+    faults += [f"{name} was changed" for name in common if _differs(present[name], sealed[name])]
     return sorted(faults)
+
+
+def _differs(file: Path, digest: str) -> bool:
+    try:
+        return file.is_symlink() or not file.is_file() or sha256(file) != digest
+    except OSError:
+        return True
 
 
 def read_json(file: Path) -> Any:
@@ -96,11 +113,13 @@ def read_json(file: Path) -> Any:
 
     Raises RunProblem naming the file and what is wrong with it.
     """
+    if not file.is_file():
+        raise RunProblem(f"{file}: can't be read: no such file")
     try:
         return json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise RunProblem(f"{file}: can't be read: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RunProblem(f"{file}: not valid JSON: {error}") from error
 
 
@@ -118,11 +137,16 @@ def read_recipe(run: Path) -> Recipe:
     return validate(Recipe, document.data, document.marks)
 
 
+def is_number(name: str) -> bool:
+    """Whether a folder's name is a plain number."""
+    return name.isascii() and name.isdigit() and len(name) < 6
+
+
 def windows_of(run: Path) -> list[tuple[int, int, Path]]:
     """The windows that were finished, as (boot, window, folder), in order."""
     found = []
     for file in run.glob("boots/*/w*/client.npz"):
         boot, window = file.parent.parent.name, file.parent.name.removeprefix("w")
-        if boot.isdigit() and window.isdigit():
+        if is_number(boot) and is_number(window):
             found.append((int(boot), int(window), file.parent))
     return sorted(found)

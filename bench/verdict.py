@@ -11,6 +11,8 @@ from bench.evidence import Evidence, read_evidence
 from bench.guards import Guard, run_guards
 from bench.quality.score import score_suite
 from bench.runfolder import dump_json, write_text
+from images.console import note
+from images.errors import RunProblem
 from recipes.model_files import differing_files
 from recipes.schema import Claim
 
@@ -264,10 +266,18 @@ def _mean(values: list[float]) -> float | None:
 
 
 def write_verdict(run: Path) -> dict:
-    """Judge a run folder and write its verdict.json.
+    """Judge a run folder and write its verdict.json; where it can't be written, a note says so.
 
     Raises RunProblem when the folder can't be read. The same folder gives the same bytes, anywhere.
     """
-    verdict = judge(read_evidence(run))
-    write_text(run / "verdict.json", dump_json(verdict))
+    evidence = read_evidence(run)
+    try:
+        verdict = judge(evidence)
+        text = dump_json(verdict)
+    except (ValueError, OverflowError, IndexError) as error:  # numbers that no real run holds
+        raise RunProblem(f"{run}: can't be judged: {error}") from error
+    try:
+        write_text(run / "verdict.json", text)
+    except OSError as error:
+        note(f"The verdict could not be stored in {run}: {error.strerror}.")
     return verdict

@@ -16,14 +16,14 @@ HEARTBEAT_S = 30  # where there is no terminal, a line this often says that work
 
 def out() -> Console:
     """The console for results. Wide when piped, so that scripts see whole lines."""
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=160)
+    console = Console(highlight=False, markup=False)
+    return console if console.is_terminal else Console(highlight=False, markup=False, width=160)
 
 
 def err() -> Console:
     """The console for progress and notes."""
-    console = Console(stderr=True, highlight=False)
-    return console if console.is_terminal else Console(stderr=True, highlight=False, width=160)
+    console = Console(stderr=True, highlight=False, markup=False)
+    return console if console.is_terminal else Console(stderr=True, highlight=False, markup=False, width=160)
 
 
 def note(message: str) -> None:
@@ -41,13 +41,18 @@ def echo_command(argv: Sequence[str]) -> None:
     err().print(f"$ {shlex.join(argv)}", style="dim", markup=False, soft_wrap=True)
 
 
+def printable(text: str) -> str:
+    """A stranger's text without what would move the cursor or change colours."""
+    return "".join(letter if letter.isprintable() or letter == "\n" else "\ufffd" for letter in text)
+
+
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Group:
     """Build the one kind of table used everywhere: a title line, a header unless it is empty, the rows."""
     grid = Table(box=None, pad_edge=False, header_style="bold", show_header=any(columns))
     for column in columns:
         grid.add_column(column, overflow="fold")
     for row in rows:
-        grid.add_row(*row)
+        grid.add_row(*(cell if isinstance(cell, Text) else Text(printable(cell)) for cell in row))
     return Group(Text(title, style="italic"), grid) if title else Group(grid)
 
 

@@ -9,6 +9,7 @@ from images.errors import UsageProblem
 
 MAX_BYTES = 1_000_000
 MAX_DEPTH = 32
+SCALARS = yaml.SafeLoader("")
 
 KeyPath = tuple[str | int, ...]
 
@@ -37,7 +38,7 @@ def shown(file: Path) -> str:
     """A path as people want to read it: below the current folder where possible."""
     try:
         return str(file.relative_to(Path.cwd()))
-    except ValueError:
+    except (ValueError, OSError):  # elsewhere, or the current folder is gone
         return str(file)
 
 
@@ -65,9 +66,13 @@ def read_yaml(file: Path) -> Document:
 
 def _read_text(file: Path) -> str:
     try:
-        if file.stat().st_size > MAX_BYTES:
-            raise UsageProblem(f"{shown(file)}: {file.stat().st_size} bytes; a recipe file has at most {MAX_BYTES}")
-        return file.read_text(encoding="utf-8")
+        if not file.is_file():
+            raise UsageProblem(f"{shown(file)}: can't be read: not a file")
+        with file.open("rb") as source:
+            data = source.read(MAX_BYTES + 1)
+        if len(data) > MAX_BYTES:
+            raise UsageProblem(f"{shown(file)}: more than {MAX_BYTES} bytes, the most a recipe file has")
+        return data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise UsageProblem(f"{shown(file)}: not UTF-8 text (byte {error.start})") from error
     except OSError as error:
@@ -97,14 +102,26 @@ def _value(file: Path, node: yaml.Node, path: KeyPath, marks: dict[KeyPath, Mark
         for index, item in enumerate(node.value):
             marks[(*path, index)] = Mark(file, item.start_mark.line + 1)
         return [_value(file, item, (*path, index), marks) for index, item in enumerate(node.value)]
-    return yaml.SafeLoader("").construct_object(node, deep=True)
+    return _scalar(file, node)
+
+
+def _scalar(file: Path, node: yaml.Node) -> object:
+    """A plain value; dates stay the text they are, since no key of ours is a date."""
+    if node.tag == "tag:yaml.org,2002:timestamp":
+        return node.value
+    try:
+        return SCALARS.construct_object(node, deep=True)
+    except (ValueError, OverflowError) as error:
+        raise UsageProblem(
+            f"{Mark(file, node.start_mark.line + 1)}: {node.value[:40]!r} can't be read: {error}"
+        ) from error
 
 
 def _mapping(file: Path, node: yaml.MappingNode, path: KeyPath, marks: dict[KeyPath, Mark]) -> dict:
     mapping: dict = {}
     for key_node, value_node in node.value:
         mark = Mark(file, key_node.start_mark.line + 1)
-        key = yaml.SafeLoader("").construct_object(key_node, deep=True)
+        key = _scalar(file, key_node)
         if not isinstance(key, str):
             raise UsageProblem(f"{mark}: key {key!r} is read as {type(key).__name__}; write it in quotes")
         if key in mapping:

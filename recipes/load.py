@@ -47,6 +47,11 @@ def load_ladder(family: str, library: Path = LIBRARY) -> Ladder:
     file = library / family / LADDER_FILE
     document = read_yaml(file)
     ladder = validate(Ladder, document.data, document.marks)
+    if ladder.family != family:
+        mark = nearest_mark(document.marks, ("family",))
+        raise UsageProblem(f"{mark}: family: {ladder.family!r}, the folder is {family!r}")
+    if len(set(ladder.rungs)) != len(ladder.rungs):
+        raise UsageProblem(f"{nearest_mark(document.marks, ('rungs',))}: rungs: one stands twice")
     for key, rungs in (("default", [ladder.default]), ("rungs", ladder.rungs)):
         for rung in rungs:
             if not (library / family / f"{rung}.yaml").exists():
@@ -57,6 +62,8 @@ def load_ladder(family: str, library: Path = LIBRARY) -> Ladder:
 def recipe_ids(library: Path = LIBRARY) -> list[str]:
     """Every recipe id: rungs in ladder order first, then the family's other recipes."""
     ids = []
+    if not families(library):
+        raise UsageProblem(f"{library} holds no recipes: no folder in it has a {LADDER_FILE}")
     for family in families(library):
         rungs = list(load_ladder(family, library).rungs)
         others = {path.stem for path in (library / family).glob("*.yaml")} - set(rungs) - {Path(LADDER_FILE).stem}
@@ -194,6 +201,8 @@ def _unset(data: dict, document: Document) -> None:
     if not isinstance(engine, dict) or not isinstance(engine.get("unset", []), list):
         return  # validation says it better
     for index, name in enumerate(engine.get("unset", [])):
+        if not isinstance(name, str) or not all(isinstance(engine.get(part), dict) for part in ("flags", "env")):
+            return  # validation says it better
         holder = next((engine[part] for part in ("flags", "env") if name in engine.get(part, {})), None)
         if holder is None:
             known = [*engine.get("flags", {}), *engine.get("env", {})]
@@ -283,6 +292,8 @@ def first_choice(slug: str, library: Path = LIBRARY) -> tuple[str, str]:
     made_for = [ladder for ladder in ladders if slug in ladder.machines]
     if made_for:
         return f"{made_for[0].family}/{made_for[0].default}", f"made for {slug}"
-    anywhere = next(ladder for ladder in ladders if "any" in ladder.machines)
+    anywhere = next((ladder for ladder in ladders if "any" in ladder.machines), None)
+    if anywhere is None:
+        raise UsageProblem(f"{library} has no family for any machine: no ladder.yaml says `machines: [any]`")
     reason = f"this machine is {slug}, no recipe is made for it, so the embedded family that runs anywhere"
     return f"{anywhere.family}/{anywhere.default}", reason

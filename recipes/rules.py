@@ -12,7 +12,7 @@ from images.errors import UsageProblem
 from recipes.load import Loaded
 from recipes.schema import Recipe
 
-TABLE_VERSION = 2
+TABLE_VERSION = 3
 
 Fault = tuple[str, ...] | None
 Condition = Callable[[Recipe, str], Fault]
@@ -164,6 +164,21 @@ def _secret(recipe: Recipe, _device: str) -> Fault:
     return ("engine", "env", named[0]) if named else None
 
 
+# Said elsewhere in a recipe or by us: as a flag they would win over it, and over loopback only.
+SET_ELSEWHERE = frozenset({"model", "served-model-name", "host", "port", "dtype", "revision", "uds", "root-path"})
+NOT_THE_RECIPES = frozenset({"HOME", "LD_LIBRARY_PATH", "LD_PRELOAD", "PATH", "PYTHONHOME", "PYTHONPATH", "TMPDIR"})
+
+
+def _said_twice(recipe: Recipe, _device: str) -> Fault:
+    twice = sorted(SET_ELSEWHERE & recipe.engine.flags.keys())
+    return flag(twice[0]) if twice else None
+
+
+def _machine_s_env(recipe: Recipe, _device: str) -> Fault:
+    theirs = sorted(NOT_THE_RECIPES & recipe.engine.env.keys())
+    return ("engine", "env", theirs[0]) if theirs else None
+
+
 RULES = (
     Rule(
         "async-declared",
@@ -311,6 +326,20 @@ RULES = (
         _secret,
         "a secret must not stand in a recipe: pass it by file or by environment when serving",
         "a recipe is handed to others",
+    ),
+    Rule(
+        "set-elsewhere",
+        ("",),
+        _said_twice,
+        "this flag is set from model and runtime; as a flag it would override them, and the loopback address",
+        "recipes/spec.py",
+    ),
+    Rule(
+        "machine-env",
+        ("",),
+        _machine_s_env,
+        "this variable belongs to the machine, not to a recipe",
+        "recipes/run/supervised.py",
     ),
 )
 

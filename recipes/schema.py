@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, StringConstraints, model_validator
 
 RecipeId = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9.-]*/[a-z0-9][a-z0-9.-]*$")]
 FlagName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9]*(-[a-z0-9]+)*$")]
@@ -63,6 +63,8 @@ class Model(Part):
     def _one_source(self) -> Self:
         if (self.path is None) == (self.repo is None):
             raise ValueError("wanted either path (a folder) or repo (on the hub)")
+        if self.path and (self.path.startswith("/") or ".." in self.path.split("/")):
+            raise ValueError("path must lie below the recipe's folder")
         if self.path and not self.files:
             raise ValueError("a model folder needs files: the sha256 of each")
         return self
@@ -129,8 +131,8 @@ class Claim(Part):
     id: Text
     metric: Metric
     scope: Text | None = Field(default=None, description="for exact_match: suite/task, such as micro-tasks/add")
-    published: float
-    tolerance: float = Field(gt=0, description="absolute, in the metric's unit")
+    published: FiniteFloat
+    tolerance: FiniteFloat = Field(gt=0, description="absolute, in the metric's unit")
     status: Status
     judge: bool = Field(default=True, description="whether this claim decides the run's state")
     machine: Text = Field(description="slug of the claim's machine, or `any` for a machine-independent figure")
@@ -172,6 +174,12 @@ class Recipe(Part):
     claims: list[Claim] = []
     delta: Delta | None = None
     applies: Applies | None = None
+
+    @model_validator(mode="after")
+    def _no_hidden_zero(self) -> Self:
+        if "\\u0000" in self.model_dump_json():
+            raise ValueError("a text holds a zero byte, which no command line can carry")
+        return self
 
     @model_validator(mode="after")
     def _claims_can_be_judged(self) -> Self:

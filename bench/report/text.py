@@ -3,7 +3,7 @@
 from rich.console import Console
 from rich.text import Text
 
-from images.console import table
+from images.console import printable, table
 
 COLOURS = {
     "REPRODUCED": "bold green",
@@ -31,7 +31,7 @@ def print_verdict(verdict: dict, console: Console) -> None:
     state = verdict["state"]
     where = verdict["setting"]["url"] or verdict["machine"]
     console.print()
-    console.print(Text(state, style=COLOURS[state]), f"{verdict['recipe']} on {where}: {MEANINGS[state]}.")
+    console.print(Text(state, style=COLOURS[state]), printable(f"{verdict['recipe']} on {where}: {MEANINGS[state]}."))
     _print_setting(verdict["setting"], verdict["boots"], verdict["windows"], console)
     _print_voids(verdict, console)
     _print_claims(verdict, console)
@@ -63,7 +63,7 @@ def _print_voids(verdict: dict, console: Console) -> None:
         if guard["ok"] is False:
             note = f" (waived: {guard['waived']})" if guard["waived"] else ""
             line = f"  ✘ {guard['id']}: found {_number(guard['observed'])}, wanted {_number(guard['limit'])}"
-            console.print(f"{line} {guard['unit']}{note}".rstrip(), markup=False)
+            console.print(printable(f"{line} {guard['unit']}{note}".rstrip()), markup=False)
 
 
 def _print_claims(verdict: dict, console: Console) -> None:

@@ -149,7 +149,7 @@ WRONG_RUNGS = {
         ("engine:\n", "runtime: {host: 0.0.0.0}\nengine:\n"),
         "rung.yaml:5: runtime.host: input should be '127.0.0.1'",
     ),
-    "too long": ((RUNG, RUNG + "# x" * 400_000), "a recipe file has at most"),
+    "too long": ((RUNG, RUNG + "# x" * 400_000), "the most a recipe file has"),
     "too deep": (("max-num-seqs: 8", "x: " + "[" * 40 + "]" * 40), "nested deeper than 32 levels"),
     "schema from the future": (("schema: 1", "schema: 2"), "rung.yaml:1: schema: input should be 1, found 2"),
 }
@@ -200,6 +200,8 @@ BROKEN_RULES = {
         f"{EAGER}    moe-backend: flashinfer_cutlass\n    speculative-config: {{method: mtp}}\n",
     ),
     "stop-after-drain": (EAGER, f"{EAGER}    shutdown-timeout: 60\n"),
+    "set-elsewhere": (EAGER, f"{EAGER}    host: 0.0.0.0\n"),
+    "machine-env": ("  env:\n", "  env:\n    LD_PRELOAD: /x.so\n"),
     "no-secret": ("  env:\n", "  env:\n    HF_TOKEN: hf_x\n"),
 }
 
@@ -322,6 +324,15 @@ WRONG_BASES = {
         "  flags:\n    enforce-eager: true",
         '  flags: "--enforce-eager"\n  other:\n    enforce-eager: true',
         "engine.flags: input should be a valid dictionary",
+    ),
+    "a date that is none": ("title: base", "title: 2020-99-99\nextra: 1", "extra: unknown key"),
+    "a number too long": ("seed: 1", "seed: " + "9" * 5000, "can't be read"),
+    "a zero byte": ('OMP_NUM_THREADS: "1"', 'OMP_NUM_THREADS: "1\\0"', "zero byte"),
+    "a model elsewhere": ("path: model", "path: ../../etc", "path must lie below the recipe's folder"),
+    "an infinite tolerance": (
+        "schema: 1",
+        "schema: 1\nclaims: [{id: a, metric: output_tok_s, published: .nan, tolerance: .inf, status: claimed, machine: any, source: s}]",
+        "claims.0.published: input should be a finite number",
     ),
     "null flag": ("enforce-eager: true", "enforce-eager: null", "engine.flags.enforce-eager"),
     "empty image": ("image: cpu", 'image: ""', "engine.image: string should have at least 1 character"),
