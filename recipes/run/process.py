@@ -115,7 +115,7 @@ def wait_ready(spec: ServingSpec, process: Supervised, deadline: float, progress
 
 def _healthy(client: httpx.Client) -> bool:
     try:
-        return client.get("/health").status_code == 200
+        return client.get("/health", timeout=5).status_code == 200
     except httpx.HTTPError:
         return False
 

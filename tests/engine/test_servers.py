@@ -1,0 +1,32 @@
+"""A server that stays, on the real engine: started, found, measured as a stranger's, drained and stopped."""
+
+import json
+from pathlib import Path
+
+from tests.engine.test_reproduce import free_port
+
+
+def test_a_served_recipe_is_measured_at_its_address_and_judges_no_claim(inv, tmp_path: Path):
+    state = {"STATION_RECIPES_STATE": str(tmp_path / "state")}
+    port = str(free_port())
+    served = inv("serve", "--recipe", "micro/base", "--port", port, "--json", **state)
+    assert served.returncode == 0, served.stderr
+    record = json.loads(served.stdout)
+    try:
+        (seen,) = json.loads(inv("status", "--json", **state).stdout)
+        assert (seen["state"], seen["in_flight"], seen["pid"]) == ("ready", 0, record["pid"])
+        answer = inv(
+            "bench", "--recipe", "micro/base", "--url", record["url"], "--out", str(tmp_path / "runs"), "--json"
+        )
+        verdict = json.loads(answer.stdout)
+        assert answer.returncode == 5 and verdict["state"] == "NOT_COMPARABLE", answer.stderr
+        assert verdict["output_tok_s"]["whole"] > 0
+        blind = {guard["id"] for guard in verdict["guards"] if guard["ok"] is None}
+        assert blind == {"live_argv", "live_env"}
+        manifest = json.loads((Path(verdict["run"]) / "manifest.json").read_text())
+        assert manifest["model"]["files"] is None and manifest["engine"]["identity"] is None
+    finally:
+        stopped = inv("stop", "--port", port, "--json", **state)
+    assert json.loads(stopped.stdout)["cut"] == 0
+    assert not Path(f"/proc/{record['pid']}").exists()
+    assert inv("status", "--json", **state).stdout.strip() == "[]"
