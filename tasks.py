@@ -12,6 +12,7 @@ from images.errors import Problem, UsageProblem, nearest
 
 ROOT = Path(__file__).resolve().parent
 RUNS = str(ROOT / ".runs")
+CACHE = "/var/lib/station-recipes/cache"
 RECIPE = "recipe id or family, such as micro/mtp1; `./inv list` shows them"
 
 
@@ -222,6 +223,7 @@ def lock(_c, recipe=None, image=None, model_revision=None, out=None, check=None)
 @task(
     help={
         "recipe": RECIPE,
+        "lock-file": "a lock instead of a recipe: the same bytes everywhere, or what differs",
         "target": "docker, compose or systemd",
         "image": "the engine's image, NAME@sha256:…",
         "device": "CDI name of the one GPU; default: the GPU of this machine that the recipe is made for",
@@ -229,18 +231,22 @@ def lock(_c, recipe=None, image=None, model_revision=None, out=None, check=None)
         "out": "file to write (default: print)",
     }
 )
-def render(_c, recipe=None, target="docker", image=None, device=None, cache="/var/lib/station-recipes/cache", out=None):
+def render(_c, recipe=None, lock_file=None, target="docker", image=None, device=None, cache=CACHE, out=None):
     """Write a recipe as a file another tool runs: a docker script, a compose file, a systemd unit."""
-    from recipes.check import render_recipe
+    from recipes.check import render_lock, render_recipe
 
-    if not recipe or not image:
-        raise UsageProblem("render needs --recipe NAME and --image NAME@sha256:…")
-    render_recipe(recipe, target, image, device, Path(cache), Path(out) if out else None)
+    file = Path(out) if out else None
+    if lock_file and not recipe:
+        render_lock(Path(lock_file), target, image, device, Path(cache), file)
+    elif recipe and image and not lock_file:
+        render_recipe(recipe, target, image, device, Path(cache), file)
+    else:
+        raise UsageProblem("render needs --recipe NAME and --image NAME@sha256:…, or --lock-file FILE")
 
 
-@task(positional=["a", "b"], help={"a": "a recipe", "b": "another", "json": "print JSON"})
+@task(positional=["a", "b"], help={"a": "a recipe, a lock file or a run", "b": "another", "json": "print JSON"})
 def diff(_c, a, b, json=False):
-    """Say how two recipes differ, in terms of the engine's arguments and environment."""
+    """Say how two recipes, locks or runs differ, in terms of the engine's arguments and environment."""
     from recipes.check import print_difference
 
     print_difference(a, b, json)

@@ -11,7 +11,7 @@ from images.probe import probe, unknown_names
 from images.yaml_source import shown
 from recipes.compare import difference, ladder_rows
 from recipes.load import Loaded, first_choice, load_ladder, load_recipe, recipe_ids, resolve_id
-from recipes.lock import Images, as_text, differences, make_lock, parse_images, read_lock, with_revision
+from recipes.lock import as_text, lock_here, make_lock, parse_images, with_revision
 from recipes.machine import gpu_device, load_machines, machine_facts, machine_profile, why_not
 from recipes.render import render
 from recipes.rules import RULES, broken_rules, require_rules
@@ -164,27 +164,42 @@ def write_lock(name: str, images: list[str], revision: str | None, out_file: Pat
 
 def check_lock(file: Path) -> int:
     """Compare a lock with the same recipe on this machine; print, and return 0 or 5 (not comparable)."""
-    locked = read_lock(file)
-    try:
-        name, revision = locked["recipe"]["id"], locked["model"]["revision"]
-        images = Images(locked["engine"]["images"])
-    except (KeyError, TypeError) as error:
-        raise UsageProblem(f"{shown(file)}: not a whole lock: {error} is missing") from error
-    here = make_lock(with_revision(load_recipe(name), revision), machine_facts(), images)
-    lines = differences(locked, here)
+    loaded, _, lines = lock_here(file, machine_facts())
+    said = "differs from the lock" if lines else "the same argv, env, model and engine"
     console = out()
-    console.print(
-        f"{name}: {'differs from the lock' if lines else 'the same argv, env, model and engine'}", markup=False
-    )
+    console.print(f"{loaded.recipe.id}: {said}", markup=False)
     for line in lines:
         console.print(f"  {line}", markup=False, soft_wrap=True)
     return 5 if lines else 0
+
+
+def render_lock(
+    file: Path, target: str, image: str | None, device: str | None, cache: Path, out_file: Path | None
+) -> None:
+    """Render what a lock fixes: the same bytes everywhere, or a refusal that says what differs.
+
+    The image is the lock's for this machine's architecture, unless the lock has none.
+    """
+    facts = machine_facts()
+    loaded, lock, lines = lock_here(file, facts)
+    if lines:
+        raise UsageProblem(f"{shown(file)} can't be rendered here, it would differ:\n  " + "\n  ".join(lines))
+    platform = {"aarch64": "linux/arm64", "x86_64": "linux/amd64"}.get(facts["architecture"], facts["architecture"])
+    chosen = lock["engine"]["images"].get(platform) or image
+    if not chosen:
+        has = ", ".join(lock["engine"]["images"]) or "no image"
+        raise UsageProblem(f"{shown(file)} has {has} and none for {platform}; name one: --image NAME@sha256:…")
+    _render(loaded, target, chosen, device, cache, out_file)
 
 
 def render_recipe(name: str, target: str, image: str, device: str | None, cache: Path, out_file: Path | None) -> None:
     """Render a recipe for a target; print it, or write it to a file."""
     loaded = load_recipe(name)
     require_rules(loaded)
+    _render(loaded, target, image, device, cache, out_file)
+
+
+def _render(loaded: Loaded, target: str, image: str, device: str | None, cache: Path, out_file: Path | None) -> None:
     facts = machine_facts()
     profile = machine_profile(facts, load_machines())
     spec = serving_spec(loaded, profile)

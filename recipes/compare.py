@@ -1,10 +1,14 @@
 """Room recipes: what differs between two recipes or two rungs, in the engine's own terms."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
-from recipes.load import Loaded, changes, leaves, load_ladder, load_recipe
+from images.yaml_source import read_yaml
+from recipes.load import Loaded, changes, leaves, load_ladder, load_recipe, validate
 from recipes.load import as_data as recipe_data
+from recipes.lock import locked_recipe
 from recipes.machine import why_not
+from recipes.schema import Recipe
 from recipes.spec import flag_arguments, serving_spec
 
 # What can make a rung measure nothing, by the key it changes.
@@ -35,9 +39,23 @@ def argument_changes(before: Loaded, after: Loaded) -> Iterator[tuple[str, str |
             yield name, old.get(name), new.get(name)
 
 
+def subject(text: str) -> Loaded:
+    """What a person names: a run's folder, a lock file, or a recipe.
+
+    Raises UsageProblem for a file or folder that is neither, or an unknown recipe.
+    """
+    path = Path(text)
+    if (path / "recipe.yaml").is_file():
+        document = read_yaml(path / "recipe.yaml")
+        return Loaded(validate(Recipe, document.data, document.marks), path, document.marks)
+    if path.is_file():
+        return locked_recipe(path)
+    return load_recipe(text)
+
+
 def difference(first: str, second: str) -> dict:
-    """Two recipes by name: {argv_env: [[before, after]], other: [[key, before, after]]}."""
-    before, after = load_recipe(first), load_recipe(second)
+    """Two recipes, locks or runs: {argv_env: [[before, after]], other: [[key, before, after]]}."""
+    before, after = subject(first), subject(second)
     old, new = (dict(leaves(recipe_data(each.recipe))) for each in (before, after))
     others = [
         key
@@ -46,8 +64,8 @@ def difference(first: str, second: str) -> dict:
     ]
     paths = {".".join(path): path for path in old.keys() | new.keys()}
     return {
-        "before": before.recipe.id,
-        "after": after.recipe.id,
+        "before": first,
+        "after": second,
         "argv_env": [[was, now] for _, was, now in argument_changes(before, after)],
         "other": [[key, old.get(paths[key]), new.get(paths[key])] for key in others],
     }

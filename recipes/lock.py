@@ -6,11 +6,12 @@ from pathlib import Path
 
 from images.engine import engine_identity, image_facts
 from images.errors import UsageProblem
-from images.yaml_source import shown
-from recipes.load import Loaded, as_data
+from images.yaml_source import Mark, shown
+from recipes.load import Loaded, as_data, load_recipe, validate
 from recipes.machine import load_machines, machine_profile
 from recipes.model_files import differing_files, observed_files
 from recipes.rules import TABLE_VERSION
+from recipes.schema import Recipe
 from recipes.spec import IMAGE, serving_spec
 
 SCHEMA = 1
@@ -120,6 +121,34 @@ def read_lock(file: Path) -> dict:
         found = lock.get("schema") if isinstance(lock, dict) else type(lock).__name__
         raise UsageProblem(f"{shown(file)}: a lock of schema {found!r}; this version reads schema {SCHEMA}")
     return lock
+
+
+def locked_recipe(file: Path) -> Loaded:
+    """The recipe inside a lock, as it was when it was locked.
+
+    Raises UsageProblem when the file is no lock.
+    """
+    lock = read_lock(file)
+    try:
+        data = dict(lock["recipe"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise UsageProblem(f"{shown(file)}: not a whole lock: it holds no recipe") from error
+    return Loaded(validate(Recipe, data, {(): Mark(file, 1)}), file.parent, {(): Mark(file, 1)})
+
+
+def lock_here(file: Path, facts: dict) -> tuple[Loaded, dict, list[str]]:
+    """A lock against this machine: the library's recipe at the lock's revision, the lock, and what differs.
+
+    Raises UsageProblem when the file is no lock, or its recipe isn't in the library.
+    """
+    lock = read_lock(file)
+    try:
+        name, revision = lock["recipe"]["id"], lock["model"]["revision"]
+        images = Images(dict(lock["engine"]["images"]))
+        loaded = with_revision(load_recipe(name), revision)
+    except (KeyError, TypeError, ValueError) as error:
+        raise UsageProblem(f"{shown(file)}: not a whole lock: {error}") from error
+    return loaded, lock, differences(lock, make_lock(loaded, facts, images))
 
 
 def differences(locked: dict, here: dict) -> list[str]:

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from images.errors import UsageProblem
-from recipes.load import load_recipe
+from recipes.load import LIBRARY, load_recipe
 from recipes.lock import Images, as_text, differences, make_lock, parse_images, with_revision
 
 SUPER = "nemotron-3.5-super-vl/fp16-mamba-state"
@@ -94,3 +94,27 @@ def test_a_lock_needs_to_be_told_what_to_do(inv):
     assert inv("lock").returncode == 2
     assert inv("lock", "--recipe", "micro", "--model-revision", REVISION).returncode == 2
     assert inv("lock", "--recipe", "micro", "--out", "/nonexistent/x.json").returncode == 2
+
+
+def test_a_lock_renders_the_same_bytes_again_or_says_what_differs(inv, tmp_path):
+    file, image = tmp_path / "micro.lock.json", "engine@sha256:" + "d" * 64
+    inv("lock", "--recipe", "micro", "--out", str(file))
+    first = inv("render", "--lock-file", str(file), "--target", "compose", "--image", image)
+    assert first.returncode == 0 and "services:" in first.stdout
+    assert inv("render", "--lock-file", str(file), "--target", "compose", "--image", image).stdout == first.stdout
+    assert inv("render", "--lock-file", str(file)).returncode == 2, "a process recipe's lock has no image of its own"
+    lock = json.loads(file.read_text())
+    file.write_text(json.dumps({**lock, "argv": [*lock["argv"], "--seed", "1"]}))
+    changed = inv("render", "--lock-file", str(file), "--image", image)
+    assert changed.returncode == 2
+    assert 'locked "--seed", here null' in changed.stderr
+
+
+def test_recipes_locks_and_runs_are_compared_with_each_other(inv, tmp_path):
+    file = tmp_path / "base.lock.json"
+    inv("lock", "--recipe", "micro/base", "--out", str(file))
+    run = next((LIBRARY.parent.parent / "results" / "cpu-x86-64" / "micro").glob("*-micro-mtp1-*"))
+    for first in ("micro/base", str(file)):
+        found = json.loads(inv("diff", first, str(run), "--json").stdout)
+        assert [None, '--speculative-config {"method":"mtp","num_speculative_tokens":1}'] in found["argv_env"]
+    assert inv("diff", "micro/base", str(tmp_path / "gone")).returncode == 2

@@ -334,6 +334,17 @@ WRONG_BASES = {
         "schema: 1\nclaims: [{id: a, metric: output_tok_s, published: .nan, tolerance: .inf, status: claimed, machine: any, source: s}]",
         "claims.0.published: input should be a finite number",
     ),
+    "a privileged container": (
+        "runtime: {port: 8000}",
+        "runtime: {port: 8000, privileged: true}",
+        "runtime.privileged: unknown key",
+    ),
+    "all GPUs": ("runtime: {port: 8000}", "runtime: {port: 8000, gpus: all}", "runtime.gpus: unknown key"),
+    "root in the container": (
+        "runtime: {port: 8000}",
+        "runtime: {port: 8000, user: 0}",
+        "runtime.user: input should be greater",
+    ),
     "null flag": ("enforce-eager: true", "enforce-eager: null", "engine.flags.enforce-eager"),
     "empty image": ("image: cpu", 'image: ""', "engine.image: string should have at least 1 character"),
     "version as a number": (
