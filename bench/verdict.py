@@ -226,9 +226,8 @@ def _state(claim: Claim, evidence: Evidence, boots: list[float], voided: list[Gu
 
 def _counted(evidence: Evidence, claim: Claim, boots: int) -> str:
     if claim.metric == "exact_match":
-        return "on the claim's own items"
-    same = "the claim's own prompts" if evidence.recipe.benchmark.prompt_source != "random-text" else "random prompts"
-    return f"{'one boot' if boots == 1 else f'{boots} boots'} on {same}"
+        return "the claim's own items"
+    return f"{'one boot' if boots == 1 else f'{boots} boots'}, {evidence.recipe.benchmark.prompt_source} prompts"
 
 
 def incomparable(claim: Claim, evidence: Evidence) -> str | None:
@@ -249,7 +248,7 @@ def _compare(claim: Claim, low: float, high: float, said: str) -> tuple[str, str
     """Equivalence: the whole interval inside the tolerance, wholly outside on one side, or straddling."""
     least, most = claim.published - claim.tolerance, claim.published + claim.tolerance
     if least <= low and high <= most:
-        return "REPRODUCED", f"inside the tolerance: {said}"
+        return "REPRODUCED", f"within: {said}"
     band = f"outside {least:g} to {most:g}: {said}"
     below, above = high < least, low > most
     if claim.metric in LOWER_IS_BETTER:

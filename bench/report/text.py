@@ -23,7 +23,6 @@ MEANINGS = {
     "NOT_COMPARABLE": "the claim is about another machine, model or engine",
     "EXCEEDED": "better than claimed: a finding to explain, not a pass",
 }
-UNITS = {"output_tok_s": "output tok/s", "acceptance_length": "tokens a step", "exact_match": "share exact"}
 
 
 def print_verdict(verdict: dict, console: Console) -> None:
@@ -126,7 +125,7 @@ def _print_quality(verdict: dict, console: Console) -> None:
     for suite, tasks in (verdict["quality"] or {}).items():
         rows = [
             (name, f"{task['exact']} of {task['n']}", f"{task['wilson95'][0]:.3f} to {task['wilson95'][1]:.3f}")
-            for name, task in tasks.items()
+            for name, task in sorted(tasks.items(), key=lambda pair: pair[0] == "all")
         ]
         console.print()
         console.print(
@@ -168,18 +167,14 @@ def _print_guards(verdict: dict, console: Console) -> None:
         console.print(f"Guards without evidence in this run: {', '.join(blind)}", markup=False)
     if verdict["state"] == "INVALID":
         return
-    confirmed = [_claim_words(claim) for claim in verdict["claims"] if claim["state"] == "REPRODUCED"]
-    others = [_claim_words(claim) for claim in verdict["claims"] if claim["state"] != "REPRODUCED"]
+    confirmed = [claim["id"] for claim in verdict["claims"] if claim["state"] == "REPRODUCED"]
+    others = [claim["id"] for claim in verdict["claims"] if claim["state"] != "REPRODUCED"]
     console.print(f"Confirmed: {'; '.join(confirmed) or 'no claim'}.", markup=False)
     if others:
         console.print(f"Not confirmed: {'; '.join(others)}.", markup=False)
     rated = any(claim["metric"] == "output_tok_s" for claim in verdict["claims"])
     if verdict["output_tok_s"]["whole"] and not rated:
         console.print("Throughput is reported, not judged: the recipe claims none.", markup=False)
-
-
-def _claim_words(claim: dict) -> str:
-    return f"{claim['id']} ({UNITS.get(claim['metric'], claim['metric'])})"
 
 
 def _number(value: object) -> str:
