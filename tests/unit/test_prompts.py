@@ -62,6 +62,12 @@ def test_a_tokenizer_that_cannot_give_the_length_is_an_error_and_not_an_endless_
         load_tokenizer(tmp_path)
 
 
+def test_a_text_that_encodes_to_another_length_is_never_sent():
+    load = recipe(benchmark={"prompt_source": "task-stream"}).benchmark
+    with pytest.raises(EngineProblem, match="could make only 0 of 5 prompts"):
+        make_prompts(load, merging_tokenizer(), 1, 5)
+
+
 def test_the_jsonl_is_what_its_digest_says():
     text = as_jsonl(['a "quoted"\nline', "b"], 32)
     assert [json.loads(line)["output_tokens"] for line in text.splitlines()] == [32, 32]
