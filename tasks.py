@@ -365,7 +365,8 @@ def _terminated(*_: object) -> None:
 
 
 if __name__ == "__main__":
-    for ending in (signal.SIGTERM, signal.SIGHUP):
+    # Said for SIGINT too: a shell that starts us in the background has it ignored, and then we'd never clean up.
+    for ending in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(ending, _terminated)
     door = FrontDoor(name="station-recipes", binary="./inv", namespace=ns, version="0.1.0", config_class=NobodysConfig)
     door.run(["./inv", *_arguments(sys.argv[1:])])
