@@ -7,9 +7,9 @@ from images.console import emit_json, note, out, table
 from images.engine import find_engine
 from images.errors import UsageProblem
 from images.index import cache_root
-from images.probe import probe, unknown_names
+from images.probe import probe, resolved_config, unknown_names
 from images.yaml_source import shown
-from recipes.compare import difference, ladder_rows
+from recipes.compare import difference, ladder_rows, overridden
 from recipes.load import Loaded, first_choice, load_ladder, load_recipe, recipe_ids, resolve_id
 from recipes.lock import as_text, lock_here, make_lock, parse_images, with_revision
 from recipes.machine import gpu_device, load_machines, machine_facts, machine_profile, why_not
@@ -30,7 +30,7 @@ def findings(recipe_id: str) -> list[str]:
 
 
 def engine_findings(recipe_id: str) -> list[str]:
-    """What the recipe's engine itself doesn't accept: flags and VLLM_* variables it doesn't know.
+    """What the recipe's engine doesn't accept, or doesn't do: unknown flags and variables, overridden settings.
 
     Where the engine isn't installed nothing is asked, and a note says so.
     """
@@ -39,8 +39,12 @@ def engine_findings(recipe_id: str) -> list[str]:
     if engine is None:
         note(f"The {loaded.recipe.engine.image} engine isn't installed: whether it knows these flags was not asked.")
         return []
-    facts = probe(engine, cache_root())
-    return unknown_names(facts, loaded.recipe.engine.flags, loaded.recipe.engine.env)
+    declared = loaded.recipe.engine
+    unknown = unknown_names(probe(engine, cache_root()), declared.flags, declared.env)
+    if unknown or why_not(loaded.recipe, machine_facts()):
+        return unknown
+    spec = serving_spec(loaded)
+    return overridden(declared.flags, resolved_config(engine, spec.argv, spec.env))
 
 
 def check_recipes(name: str | None, as_json: bool) -> int:

@@ -1,5 +1,6 @@
 """Room recipes: what differs between two recipes or two rungs, in the engine's own terms."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +21,32 @@ NO_OPS = {
     "engine.flags.enable-mamba-cache-stochastic-rounding": "ignored on a CPU, and without an explicit float16 state",
     "engine.flags.speculative-config": "drafts that are never accepted: see the acceptance length",
 }
+
+
+# A flag's name, and the engine's name for what it resolves it to.
+RESOLVED = {
+    "async-scheduling": "async_scheduling",
+    "enable-mamba-cache-stochastic-rounding": "stochastic_rounding",
+    "enable-prefix-caching": "enable_prefix_caching",
+    "enforce-eager": "enforce_eager",
+    "mamba-cache-dtype": "mamba_cache_dtype",
+    "mamba-cache-philox-rounds": "philox_rounds",
+    "mamba-ssm-cache-dtype": "mamba_ssm_cache_dtype",
+    "max-num-seqs": "max_num_seqs",
+}
+
+
+def overridden(flags: dict, resolved: dict) -> list[str]:
+    """One sentence a declared flag that the engine resolves to something else: such a setting has no effect."""
+    drafts = flags.get("speculative-config") or {}
+    wanted = {RESOLVED[name]: (name, value) for name, value in flags.items() if name in RESOLVED}
+    if isinstance(drafts, dict) and "num_speculative_tokens" in drafts:
+        wanted["num_speculative_tokens"] = ("speculative-config", drafts["num_speculative_tokens"])
+    return [
+        f"{name}: declared {json.dumps(value)}, the engine makes it {json.dumps(resolved[key])}"
+        for key, (name, value) in sorted(wanted.items())
+        if resolved.get(key) is not None and resolved[key] != value
+    ]
 
 
 def argument_lines(loaded: Loaded) -> dict[str, str]:

@@ -5,6 +5,7 @@ import pytest
 from images.engine import Engine, ensure_engine
 from images.errors import EngineProblem
 from images.probe import EngineFacts, Flag, probe, resolved_config, unknown_names
+from recipes.check import engine_findings
 from recipes.load import load_recipe, recipe_ids
 from recipes.spec import serving_spec
 
@@ -86,3 +87,7 @@ def test_a_command_line_the_engine_refuses_is_said_with_its_words(engine: Engine
     spec = serving_spec(load_recipe("micro/base"))
     with pytest.raises(EngineProblem, match="mamba-ssm-cache-dtype: invalid choice: 'float8'"):
         resolved_config(engine, [*spec.argv, "--mamba-ssm-cache-dtype", "float8"], spec.env)
+
+
+def test_every_setting_of_the_default_recipe_is_one_the_engine_keeps():
+    assert engine_findings("micro/fp16-mamba-state") == []

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from images.errors import UsageProblem
-from recipes.compare import difference, ladder_rows
+from recipes.compare import difference, ladder_rows, overridden
 from recipes.load import load_ladder, load_recipe
 from recipes.machine import gpu_device, load_machines, machine_profile, why_not
 from recipes.schema import Recipe
@@ -166,3 +166,17 @@ def test_a_rendered_file_through_the_front_door(inv, tmp_path):
     assert inv("render", "--recipe", "micro", "--target", "podman", "--image", image).returncode == 2
     assert inv("render", "--recipe", "micro", "--image", "engine:latest").returncode == 2
     assert inv("render", "--recipe", FAMILY, "--image", image).returncode == 2, "no GPU here, and none was named"
+
+
+def test_a_setting_that_the_engine_overrides_is_named():
+    flags = {
+        "async-scheduling": True,
+        "max-num-seqs": 16,
+        "speculative-config": {"num_speculative_tokens": 3},
+        "seed": 1,
+    }
+    resolved = {"async_scheduling": False, "max_num_seqs": 16, "num_speculative_tokens": 1, "philox_rounds": None}
+    assert overridden(flags, resolved) == [
+        "async-scheduling: declared true, the engine makes it false",
+        "speculative-config: declared 3, the engine makes it 1",
+    ]

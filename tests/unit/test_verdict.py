@@ -176,6 +176,14 @@ def test_another_model_is_not_comparable(tmp_path: Path, files: dict):
     assert "model" in verdict["claims"][0]["reason"]
 
 
+def test_a_verdict_on_a_substitute_engine_says_so(tmp_path: Path):
+    engine = {"image": "cpu", "version": "0.32.0rc1", "substitutes": ["0.32.0"]}
+    subject = recipe(engine=engine, claims=[claim("acceptance_length", 1.8, 0.05)])
+    verdict = judge(read_evidence(write_run(tmp_path / "run", subject, counted=counters(subject, 80, 100))))
+    assert verdict["state"] == "REPRODUCED"
+    assert "on the substitute engine 0.32.0, not 0.32.0rc1" in verdict["claims"][0]["reason"]
+
+
 def test_the_worst_judged_claim_decides_and_unjudged_claims_do_not(tmp_path: Path):
     good, bad = claim("acceptance_length", 1.8, 0.05), claim("acceptance_length", 2.5, 0.05)
     for claims, state in (([good, bad], "NOT_REPRODUCED"), ([good, {**bad, "judge": False}], "REPRODUCED")):
