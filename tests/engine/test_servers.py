@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+from recipes.run.supervised import birth_of
 from tests.engine.test_reproduce import free_port
 
 
@@ -28,5 +29,5 @@ def test_a_served_recipe_is_measured_at_its_address_and_judges_no_claim(inv, tmp
     finally:
         stopped = inv("stop", "--port", port, "--json", **state)
     assert json.loads(stopped.stdout)["cut"] == 0
-    assert not Path(f"/proc/{record['pid']}").exists()
+    assert birth_of(record["pid"]) != record["birth"], "gone, or a zombie that init has not collected yet"
     assert inv("status", "--json", **state).stdout.strip() == "[]"
