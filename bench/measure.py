@@ -54,7 +54,7 @@ def measure(plan: Plan, root: Path) -> Path:
     except Problem as problem:
         recorder.failed(anonymous(str(problem), plan))
     except OSError as error:
-        recorder.failed(anonymous(f"{error.strerror or error}: {error.filename or ''}", plan))
+        recorder.failed(anonymous(f"{error.strerror or error}: {error.filename or ''}".removesuffix(": "), plan))
     except Exception as error:  # a fault of ours must not cost the evidence
         recorder.failed(anonymous(f"a fault of this tool: {type(error).__name__}: {error}", plan))
     with interrupts_held():
