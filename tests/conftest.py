@@ -63,6 +63,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: ["unit", *LACKS].index(item.path.relative_to(ROOT / "tests").parts[0]))
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item):
+    """A test of a required kind that skips itself has failed: its reason becomes the failure."""
+    report = yield
+    kind = item.path.relative_to(ROOT / "tests").parts[0]
+    if report.skipped and kind in item.config.getoption("--require").split(","):
+        report.outcome, report.longrepr = "failed", f"skipped, although {kind} is required: {report.longrepr}"
+    return report
+
+
 def pytest_deselected(items: list[pytest.Item]) -> None:
     """Count what a selection leaves out, by kind."""
     for item in items:

@@ -229,7 +229,8 @@ def test_systemd_itself_finds_nothing_to_say_about_a_unit(tmp_path_factory: pyte
 @given(specs())
 @settings(max_examples=25, deadline=None)
 def test_a_compose_file_is_valid_by_the_compose_specification_s_own_schema(spec: ServingSpec):
-    jsonschema = pytest.importorskip("jsonschema")
+    import jsonschema
+
     for box in (BOX, replace(BOX, device=None, ulimits={})):
         document = yaml.safe_load(render("compose", spec, box))
         jsonschema.Draft202012Validator(json.loads(SCHEMA.read_text())).validate(document)
