@@ -2,7 +2,7 @@
 
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from images.console import echo_command, stage
@@ -22,10 +22,12 @@ def run_shown(
     log: Path,
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
+    status: Callable[[Path], str] | None = None,
 ) -> int:
     """Run a long command: echoed, its output to the end of `log`, its last line shown beside a spinner.
 
-    Returns the exit status. The command is ended if we are interrupted.
+    `status` makes another text of the log to show there. Returns the exit status. The command is ended if we are
+    interrupted.
     """
     echo_command(argv)
     with log.open("ab") as sink:
@@ -33,7 +35,7 @@ def run_shown(
             argv, env=env, cwd=cwd, stdout=sink, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL
         )
     try:
-        return _wait(process, description, log)
+        return _wait(process, description, log, status or last_line)
     finally:
         if process.poll() is None:
             process.terminate()
@@ -44,10 +46,10 @@ def run_shown(
                 process.wait()
 
 
-def _wait(process: subprocess.Popen, description: str, log: Path) -> int:
+def _wait(process: subprocess.Popen, description: str, log: Path, status: Callable[[Path], str]) -> int:
     with stage(description) as update:
         while process.poll() is None:
-            update(status=last_line(log)[:60])
+            update(status=status(log)[:60])
             time.sleep(POLL_S)
     return process.returncode
 

@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python
 """What machine this is: the one owner of machine facts. Standard library only.
 
 As a script: `python3 machine_facts.py --root / [--host]` prints JSON. As an Ansible module it returns the same
