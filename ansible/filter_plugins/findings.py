@@ -152,6 +152,13 @@ def machine(add: Findings, facts: dict, kind: str, want: dict) -> None:
         "reboot the machine when nobody needs it; nothing here reboots it",
     )
     add.add(
+        "packages",
+        not here["half_installed"],
+        ", ".join(here["half_installed"]) or "none half installed",
+        "no package half installed",
+        "dpkg --configure -a (./inv provision does it, except on DGX OS)",
+    )
+    add.add(
         "clock",
         here["clock_synchronised"],
         {True: "synchronised", False: "not synchronised", None: "not told by this machine"}[here["clock_synchronised"]],
@@ -203,9 +210,8 @@ def gpu(add: Findings, facts: dict, kind: str, want: dict, uuid: str) -> None:
     one = fitting[0]
 
     def state(name: str, value: object, good: bool, wanted: str, remedy: str, unit: str = "") -> None:
-        add.add(
-            name, None if value is None else good, "not told" if value is None else f"{value}{unit}", wanted, remedy
-        )
+        found = "not told" if value is None else f"{value:g}{unit}" if isinstance(value, (int, float)) else value
+        add.add(name, None if value is None else good, found, wanted, remedy)
 
     index = f"-i {one['uuid']}"
     state("mig", one["mig"], one["mig"] == "Disabled", "Disabled", f"nvidia-smi {index} -mig 0, when nothing uses it")
@@ -267,7 +273,9 @@ def docker(add: Findings, facts: dict, kind: str, want: dict) -> None:
         "the engine answers docker info",
         "log in as root or as a member of the group docker (a new session, after joining it)"
         if denied
-        else f"systemctl status docker{'' if here['version'] else dgx.removeprefix(', or')}",
+        else "systemctl status docker tells why"
+        if here["version"]
+        else f"install Docker{dgx}",
     )
     settings, broken = here["daemon_json"] or {}, here["daemon_json_error"]
     add.add(
@@ -352,7 +360,7 @@ def device(add: Findings, facts: dict, kind: str, want: dict, uuid: str, probe: 
         "keep one of the files in /etc/apt/sources.list.d that name it: apt refuses two Signed-By",
     )
     if probe is None:
-        why = "no image is named in preflight_probe_image" if chosen else "no single GPU to look at"
+        why = "no image to try it with is on the host (preflight_probe_image names it)" if chosen else "no single GPU to look at"
         add.leave(("container",), f"not checked: {why}", "a container sees the GPU")
         return
     seen = chosen in probe["out"]

@@ -90,6 +90,12 @@ def docker_plan(docker: dict, owned: dict) -> dict:
     }
 
 
+def apt_candidate(policy: str) -> str:
+    """The version that `apt-cache policy` would install, without epoch and revision; 0 where there is none."""
+    found = re.search(r"^ *Candidate: (?:\d+:)?([\d.]+)", policy, re.M)
+    return found[1] if found else "0"
+
+
 def archive_name(uri: str) -> str:
     """An archive's URI without what may differ for the same archive: scheme, architecture, last slash."""
     return re.sub(r"/(\$\(ARCH\)|amd64|arm64)?/*$", "", re.sub(r"^\w+:/*", "", uri.rstrip("/") + "/"))
@@ -117,4 +123,10 @@ class FilterModule:
 
     def filters(self) -> dict:
         """Filter names."""
-        return {"bars": bars, "docker_plan": docker_plan, "apt_archive": apt_archive, "fresh_specs": fresh_specs}
+        return {
+            "bars": bars,
+            "docker_plan": docker_plan,
+            "apt_candidate": apt_candidate,
+            "apt_archive": apt_archive,
+            "fresh_specs": fresh_specs,
+        }

@@ -165,7 +165,7 @@ def number(text: str | None) -> float | None:
 
 def driver(root: Path) -> dict[str, str | None]:
     """The version of the loaded kernel driver, and of the library that programs load: they must be equal."""
-    loaded = re.search(r"Module\D+([\d.]+)", read(root / "proc/driver/nvidia/version") or "")
+    loaded = re.search(r"Module.*?\s(\d{3,}\.[\d.]*\d)", read(root / "proc/driver/nvidia/version") or "")
     folders = [*(root / "usr/lib").glob("*-linux-gnu"), root / "usr/lib64", root / "usr/lib/wsl/lib"]
     names = [file.name for folder in folders for file in folder.glob("libnvidia-ml.so.*.*")]
     versions = sorted({name.partition(".so.")[2] for name in names}, key=version_key)
@@ -340,9 +340,10 @@ def host(root: Path, programs: Programs, folders: list[str]) -> dict:
         "reboot": (read(root / "run/reboot-required.pkgs") or "").split()
         if (root / "run/reboot-required").exists()
         else None,
-        "services": {name: answer[1] or None for name, answer in services.items() if answer},
+        "services": {name: answer[1] for name, answer in services.items() if answer and answer[1] not in {"", "not-found"}},
         "active": [name for name, answer in active.items() if answer and answer[1] == "active"],
         "apt_sources": apt_sources(root),
+        "half_installed": re.findall(r"^ (\S+)", said(programs.ask("dpkg", "--audit")) or "", re.M),
         "secure_boot": secure_boot[0].read_bytes()[-1:] == b"\1" if secure_boot else None,
     }
 

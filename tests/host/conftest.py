@@ -54,7 +54,7 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Archive:
     folder = tmp_path_factory.mktemp("nvidia")
     key = SigningKey(folder / "gnupg", "archive")
     (folder / "debs").mkdir()
-    files = {"/usr/bin/nvidia-ctk": fake_gpu.nvidia_ctk("1.19.2")}
+    files = {"/usr/bin/nvidia-ctk": fake_gpu.nvidia_ctk("1.19.2"), fake_gpu.REFRESH: fake_gpu.REFRESH_UNIT}
     build_deb(folder, "nvidia-container-toolkit", "1.19.2-1", files).rename(folder / "debs" / "toolkit.deb")
     key.sign(folder / "debs")
     return Archive(folder / "debs", key.public)
@@ -69,8 +69,14 @@ def give_gpu(machine: Machine, archive: Archive) -> None:
 
 def give_image(machine: Machine) -> None:
     """Import an image with a shell and nothing else."""
-    script = "mkdir -p /tmp/t/bin && cp /usr/bin/busybox /tmp/t/bin/sh && tar -C /tmp/t -c . | docker import - $0"
-    machine.run("sh", "-c", script, TINY_IMAGE)
+    script = "mkdir -p /tmp/t/bin && cp /usr/bin/busybox /tmp/t/bin/sh && cp /usr/bin/busybox /tmp/t/bin/sleep"
+    machine.run("sh", "-c", f"{script} && tar -C /tmp/t -c . | docker import - $0", TINY_IMAGE)
+
+
+def in_container(machine: Machine, device: str) -> subprocess.CompletedProcess:
+    """Ask nvidia-smi in a container with a device, as no part of ours does it."""
+    run = ["docker", "run", "--rm", "--network=none", f"--device=nvidia.com/gpu={device}"]
+    return machine.run(*run, "--entrypoint=nvidia-smi", TINY_IMAGE, "-L", check=False)
 
 
 @pytest.fixture(scope="session")
@@ -134,5 +140,3 @@ def provisioned(provisioned_layers: list[Path]) -> Iterator[Machine]:
     """A machine that was provisioned before."""
     with Machine("second", provisioned_layers) as machine:
         yield machine
-
-

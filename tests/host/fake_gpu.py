@@ -55,6 +55,15 @@ devices:
 kind: nvidia.com/gpu
 """
 
+REFRESH = "/etc/systemd/system/nvidia-cdi-refresh.service"
+REFRESH_UNIT = """[Unit]
+Description=Refresh the CDI spec
+
+[Service]
+Type=oneshot
+ExecStart=/usr/bin/nvidia-ctk cdi generate --output=/var/run/cdi/nvidia.yaml
+"""
+
 
 def nvidia_ctk(version: str) -> str:
     """A toolkit of that version, which writes CDI specs."""

@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -213,6 +214,19 @@ class Machine:
     def read(self, path: str) -> str:
         """A file's text."""
         return self.run("cat", path).stdout
+
+    def state(self) -> dict[str, str]:
+        """Every file that differs from the layers below: path → a hash of its kind, owner, mode and content."""
+        found = {}
+        for folder, folders, files in os.walk(self.upper):
+            for name in (*folders, *files):
+                path = Path(folder, name)
+                about = path.lstat()
+                content = path.readlink().as_posix().encode() if path.is_symlink() else b""
+                content = path.read_bytes() if stat.S_ISREG(about.st_mode) else content
+                kind = f"{about.st_mode:o} {about.st_uid} {about.st_gid} {hashlib.sha256(content).hexdigest()}"
+                found[f"/{path.relative_to(self.upper)}"] = kind
+        return found
 
     def inventory(self) -> dict:
         """This machine's variables for Ansible."""
