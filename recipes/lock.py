@@ -6,8 +6,9 @@ from pathlib import Path
 
 from images.engine import engine_identity, image_facts
 from images.errors import UsageProblem
+from images.validate import validate
 from images.yaml_source import Mark, shown
-from recipes.load import Loaded, as_data, load_recipe, validate
+from recipes.load import Loaded, as_data, load_recipe
 from recipes.machine import load_machines, machine_profile
 from recipes.model_files import differing_files, observed_files
 from recipes.rules import TABLE_VERSION

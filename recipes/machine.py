@@ -7,8 +7,8 @@ from pathlib import Path
 from images.command import run
 from images.engine import image_facts
 from images.errors import Problem, UsageProblem
+from images.validate import validate
 from images.yaml_source import read_yaml
-from recipes.load import validate
 from recipes.schema import Machine, Match, Recipe
 
 MACHINES = Path(__file__).parent / "machines"
