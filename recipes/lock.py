@@ -4,7 +4,8 @@ import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from images.engine import engine_identity, image_facts
+from images.declaration import declaration
+from images.engine import engine_identity
 from images.errors import UsageProblem
 from images.validate import validate
 from images.yaml_source import Mark, shown
@@ -70,8 +71,8 @@ def make_lock(loaded: Loaded, facts: dict, images: Images) -> dict:
     """
     recipe = loaded.recipe
     spec = serving_spec(loaded, machine_profile(facts, load_machines()))
-    engine = image_facts(recipe.engine.image)
-    on_cuda = engine["device"] == "cuda"
+    engine = declaration(recipe.engine.image)
+    on_cuda = engine.device == "cuda"
     if on_cuda and not images.by_platform:
         raise UsageProblem(f"{recipe.id} runs in a container: name its image, --image linux/arm64=NAME@sha256:…")
     observed = observed_files(loaded)
