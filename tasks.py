@@ -11,31 +11,8 @@ from images.front_door import open_door
 ROOT = Path(__file__).resolve().parent
 RUNS = str(ROOT / ".runs")
 CACHE = "/var/lib/station-recipes/cache"
+RUNTIME = "process or docker; default: as the recipe says"
 RECIPE = "recipe id or family, such as micro/mtp1; `./inv list` shows them"
-
-
-def _plan(recipe: str | None, port: int, boots: int, windows: int, url: str | None = None, load: bool = True):
-    """Gather everything a run needs; nothing is started yet."""
-    from bench.record import Plan
-    from images.console import note
-    from images.engine import ensure_engine
-    from recipes.load import first_choice, load_recipe, with_options
-    from recipes.machine import load_machines, machine_facts, machine_profile, require_applies
-    from recipes.rules import require_rules
-    from recipes.spec import serving_spec
-
-    machine = machine_facts()
-    name, why = (recipe, "asked for") if recipe else first_choice(machine["slug"])
-    loaded = with_options(load_recipe(name), port, boots, windows)
-    require_rules(loaded)
-    require_applies(loaded.recipe, machine)
-    note(f"Recipe {loaded.recipe.id}: {loaded.recipe.title} ({why})")
-    spec = serving_spec(loaded, machine_profile(machine, load_machines()))
-    if url is None:
-        from recipes.run.process import refuse_taken_port
-
-        refuse_taken_port(spec.host, spec.port)
-    return Plan(loaded, ensure_engine(loaded.recipe.engine.image), spec, machine, url, load)
 
 
 def _finish(run: Path, as_json: bool) -> None:
@@ -60,15 +37,17 @@ def _finish(run: Path, as_json: bool) -> None:
         "port": "port on 127.0.0.1 instead of the recipe's",
         "boots": "lives of the server instead of the recipe's number",
         "windows": "measured loads a boot instead of the recipe's number",
+        "runtime": RUNTIME,
         "out": "folder for runs (default .runs in the repository)",
         "json": "print verdict.json instead of tables",
     }
 )
-def reproduce(_c, recipe=None, port=0, boots=0, windows=0, out=RUNS, json=False):
+def reproduce(_c, recipe=None, port=0, boots=0, windows=0, runtime=None, out=RUNS, json=False):
     """Serve a recipe, measure it, judge its claims: the main job, from nothing to a verdict."""
     from bench.measure import measure
+    from bench.plan import Options, gather
 
-    _finish(measure(_plan(recipe, port, boots, windows), Path(out)), json)
+    _finish(measure(gather(Options(recipe, port, boots, windows, runtime)), Path(out)), json)
 
 
 @task(
@@ -83,10 +62,11 @@ def reproduce(_c, recipe=None, port=0, boots=0, windows=0, out=RUNS, json=False)
 def bench(_c, recipe=None, url=None, windows=0, out=RUNS, json=False):
     """Measure a running server with a recipe's benchmark; says what it could not fingerprint."""
     from bench.measure import measure, require_model, require_url
+    from bench.plan import Options, gather
 
     if not recipe or not url:
         raise UsageProblem("bench needs --recipe and --url. To serve and measure in one go: ./inv reproduce --recipe …")
-    plan = _plan(recipe, 0, 1, windows, require_url(url))
+    plan = gather(Options(recipe, 0, 1, windows, url=require_url(url)))
     require_model(plan)
     _finish(measure(plan, Path(out)), json)
 
@@ -95,15 +75,17 @@ def bench(_c, recipe=None, url=None, windows=0, out=RUNS, json=False):
     help={
         "recipe": f"{RECIPE}; default: the one for this machine",
         "port": "port on 127.0.0.1 instead of the recipe's",
+        "runtime": RUNTIME,
         "json": "print the server's record",
     }
 )
-def serve(_c, recipe=None, port=0, json=False):
+def serve(_c, recipe=None, port=0, runtime=None, json=False):
     """Start a recipe's server and leave it running; `./inv status` finds it, `./inv stop` ends it."""
+    from bench.plan import Options, gather
     from recipes.run.servers import serve_recipe
 
-    plan = _plan(recipe, port, 0, 0)
-    serve_recipe(plan.spec, plan.engine, json)
+    plan = gather(Options(recipe, port, runtime=runtime))
+    serve_recipe(plan.spec, plan.engine, plan.box, json)
 
 
 @task(help={"json": "print JSON"})
@@ -134,14 +116,16 @@ def stop(_c, port=0, drain=60, json=False):
         "run": "take the answers of this run instead of serving a recipe",
         "against": "a run to compare with, item by item (McNemar)",
         "port": "port on 127.0.0.1 instead of the recipe's",
+        "runtime": RUNTIME,
         "out": "folder for runs (default .runs in the repository)",
         "json": "print JSON instead of tables",
     }
 )
-def quality(_c, recipe=None, run=None, against=None, port=0, out=RUNS, json=False):
+def quality(_c, recipe=None, run=None, against=None, port=0, runtime=None, out=RUNS, json=False):
     """Serve a recipe and ask its quality suites, without a load; every item is kept in the run."""
     from bench.evidence import read_evidence
     from bench.measure import measure, quality_only
+    from bench.plan import Options, gather
 
     if run and not against:
         raise UsageProblem("quality --run RUN needs --against RUN. To ask the suites: ./inv quality --recipe …")
@@ -150,7 +134,7 @@ def quality(_c, recipe=None, run=None, against=None, port=0, out=RUNS, json=Fals
         return
     if against:
         read_evidence(Path(against))  # a wrong folder is said before an engine is started
-    made = measure(quality_only(_plan(recipe, port, 1, 1, load=False)), Path(out))
+    made = measure(quality_only(gather(Options(recipe, port, 1, 1, runtime, load=False))), Path(out))
     if against and not json:
         _compare_quality(Path(against), made, json)
     _finish(made, json)
