@@ -182,6 +182,43 @@ def check(_c, recipe=None, all=False, schema=False, json=False):  # noqa: A002
 
 
 @task(
+    help={
+        "recipe": f"{RECIPE}: its engine's image, and its lock",
+        "image": "an image by name instead: a folder below images/",
+        "source": "pull (upstream's, by digest) or build (from pinned wheels); default: as image.yaml declares",
+        "base": "what it is built on, NAME@sha256:…; default: as image.yaml declares",
+        "platform": "linux/amd64 or linux/arm64: refused unless the Docker engine runs it",
+        "archs": "GPU architectures instead of the declared ones, separated by commas",
+        "again": "build although the same image is there",
+        "verify": "prove the image again although it was proved",
+        "lock": "write the recipe's lock (--no-lock: don't)",
+        "out": "file of the lock (default <family>-<rung>.lock.json)",
+        "json": "print JSON",
+    }
+)
+def build(
+    _c,
+    recipe=None,
+    image=None,
+    source=None,
+    base=None,
+    platform=None,
+    archs=None,
+    again=False,
+    verify=False,
+    lock=True,
+    out=None,
+    json=False,
+):
+    """Bring a recipe's engine image into the Docker engine, prove it, and lock the recipe to it."""
+    from recipes.engine_image import build_engine, order_for, parse_archs
+
+    options = {"source": source, "base": base, "platform": platform, "cuda_archs": parse_archs(archs), "again": again}
+    order = order_for(recipe, image, **options)
+    build_engine(order, recipe, Path(out) if out else None, verify, lock, json)
+
+
+@task(
     iterable=["image"],
     help={
         "recipe": f"{RECIPE}",
@@ -290,7 +327,7 @@ def lint(_c, fix=False):
 
 ns = Collection(
     *(reproduce, bench, quality, serve, status, stop, verdict),
-    *(check, render, lock, diff, ladder, list_, test, lint),
+    *(build, check, render, lock, diff, ladder, list_, test, lint),
 )
 
 
