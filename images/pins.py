@@ -21,6 +21,7 @@ from packaging.tags import Tag, compatible_tags, cpython_tags
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
 from images.command import run_shown, tail
+from images.console import emit_json, out
 from images.errors import EngineProblem, UsageProblem
 from images.index import uv_command, uv_environment
 
@@ -48,6 +49,10 @@ class Pin:
         """The one version, or nothing where the line pins none."""
         exact = re.fullmatch(r"==([^*,]+)", str(self.requirement.specifier))
         return exact[1] if exact else ""
+
+    def applies(self, markers: dict[str, str]) -> bool:
+        """Whether it is installed where PEP 508 markers have these values."""
+        return self.requirement.marker is None or self.requirement.marker.evaluate(markers)
 
 
 @dataclass(frozen=True)
@@ -180,6 +185,21 @@ def faults(pins: PinSet) -> list[str]:
     return wrong
 
 
+def check_pins(sets: list[PinSet], as_json: bool) -> int:
+    """Print whether each pin set answers its inputs; returns the exit code, 1 where one does not."""
+    found = {pins.name: faults(pins) for pins in sets}
+    if as_json:
+        emit_json(found)
+    for pins in sets if not as_json else []:
+        for fault in found[pins.name]:
+            out().print(f"✘ {pins.name}: {fault}")
+        if not found[pins.name]:
+            out().print(f"✔ {pins.name}: {len(read_pins(pins.pins))} pins answer what is asked for")
+    if any(found.values()) and not as_json:
+        out().print("`./inv pins --image NAME` resolves pins anew.")
+    return int(any(found.values()))
+
+
 def places(pins: PinSet) -> list[Place]:
     """Every place where a pin set is installed."""
     return [_place(python, machine) for python in pins.pythons for machine in pins.machines]
@@ -191,9 +211,16 @@ def _place(python: str, machine: str) -> Place:
     platforms += [f"{old}_{machine}" for old in ("manylinux2014", "manylinux2010", "manylinux1", "linux")]
     tags = [*cpython_tags(version, platforms=platforms), *compatible_tags(version, f"cp{python}", platforms)]
     markers = {
-        **{"python_version": python, "python_full_version": f"{python}.99", "implementation_version": f"{python}.99"},
-        **{"implementation_name": "cpython", "platform_python_implementation": "CPython", "os_name": "posix"},
-        **{"sys_platform": "linux", "platform_system": "Linux", "platform_machine": machine, "extra": ""},
+        "python_version": python,
+        "python_full_version": f"{python}.99",
+        "implementation_version": f"{python}.99",
+        "implementation_name": "cpython",
+        "platform_python_implementation": "CPython",
+        "os_name": "posix",
+        "sys_platform": "linux",
+        "platform_system": "Linux",
+        "platform_machine": machine,
+        "extra": "",
     }
     return Place(python, machine, frozenset(tags), markers)
 
@@ -284,6 +311,5 @@ def _header(pins: PinSet) -> str:
     if pins.pythons:
         kept = f"the wheels for Linux on {' and '.join(pins.machines)}, Python {pins.pythons[0]} to {pins.pythons[-1]}"
     return (
-        f"# Resolved from {inputs} by ./inv pins --image {pins.name}: {kept}.\n"
-        f"# inputs sha256: {inputs_digest(pins)}\n"
+        f"# Resolved from {inputs} by ./inv pins --image {pins.name}: {kept}.\n# inputs sha256: {inputs_digest(pins)}\n"
     )
