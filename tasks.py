@@ -311,6 +311,26 @@ def test(c, require="", only="", k=""):
     raise Exit(code=min(code, 2))
 
 
+@task(
+    help={
+        "image": "cpu, cuda, or control for ./inv's own environment; default with --check: all",
+        "check": "only say whether the pins still answer what is asked for; needs no network",
+        "upgrade": "take the newest versions that fit, not those pinned now",
+        "json": "print the findings",
+    }
+)
+def pins(_c, image=None, check=False, upgrade=False, json=False):
+    """Resolve an environment's pins anew from its requirements, or check them without a network."""
+    from images.pins import check_pins, chosen_sets, resolve
+
+    if (check and upgrade) or not (image or check):
+        raise UsageProblem("pins needs --check, or --image NAME (and --upgrade for newer versions), not both")
+    sets = chosen_sets(image)
+    if not check:
+        resolve(sets[0], upgrade)
+    raise Exit(code=check_pins(sets, json))
+
+
 @task(help={"fix": "mend what can be mended"})
 def lint(_c, fix=False):
     """Check style and imports with ruff."""
@@ -326,8 +346,23 @@ def lint(_c, fix=False):
 
 
 ns = Collection(
-    *(reproduce, bench, quality, serve, status, stop, verdict),
-    *(build, check, render, lock, diff, ladder, list_, test, lint),
+    reproduce,
+    bench,
+    quality,
+    serve,
+    status,
+    stop,
+    verdict,
+    build,
+    pins,
+    check,
+    render,
+    lock,
+    diff,
+    ladder,
+    list_,
+    test,
+    lint,
 )
 
 
