@@ -66,9 +66,9 @@ def test_a_package_that_nobody_pinned_is_found(built, derived):
 
 def test_a_token_in_a_layer_is_found_even_if_a_later_layer_removes_it(derived):
     token = "hf_" + "a1B2" * 8 + "zZ"
-    image = derived(f"RUN echo token={token} > /root/.cache-token\nRUN rm /root/.cache-token")
+    image = derived(f"RUN echo token={token} > /srv/token.txt\nRUN rm /srv/token.txt")
     (finding,) = layers(image)
-    assert finding.ok is False and "a Hugging Face token in /root/.cache-token" in finding.found
+    assert finding.ok is False and "a Hugging Face token in /srv/token.txt" in finding.found
     assert token not in finding.found, "the value itself is never shown"
 
 

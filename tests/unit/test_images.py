@@ -8,8 +8,6 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from images.build import Order, build_image, explain
 from images.declaration import Declaration, Wheel, declaration, known_images
@@ -108,11 +106,9 @@ def test_a_pin_with_a_marker_is_taken_for_its_platform_alone():
     assert "intel-openmp" in amd and "intel-openmp" not in arm
 
 
-@given(st.sampled_from(sorted(read_pins(ROOT / "images/cpu/pins.txt"))))
-def test_a_pin_s_line_is_what_pip_reads(name):
+def test_a_pin_s_line_is_what_pip_reads():
     for pin in pins_for(ROOT / "images/cpu/pins.txt", "linux/amd64", "3.11"):
-        if pin.name == name:
-            assert pin.line.startswith(f"{name}=={pin.version} \\\n") and pin.line.count("--hash=") == len(pin.hashes)
+        assert pin.line.startswith(f"{pin.name}=={pin.version} \\\n") and pin.line.count("--hash=") == len(pin.hashes)
 
 
 def test_a_line_without_a_hash_is_no_pin(tmp_path):
