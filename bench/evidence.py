@@ -63,6 +63,14 @@ class Imported(Stored):
     differs: list[Text] = []
 
 
+class WindowLoad(Stored):
+    """How the load of one window was applied: by how many client processes."""
+
+    boot: int
+    window: int
+    clients: int
+
+
 class Manifest(Stored):
     """manifest.json: the run's fingerprint."""
 
@@ -71,6 +79,7 @@ class Manifest(Stored):
     model: ModelRecord
     url: str | None = None
     imported: Imported | None = None
+    load: list[WindowLoad] = []
     failure: Failure | None
 
     @property
@@ -97,6 +106,13 @@ class NoiseFloor(Stored):
     metrics: dict[str, MetricNoise]
 
 
+class ClientCeiling(Stored):
+    """What one load client process on this machine could do with a whole core."""
+
+    chunks_per_s: FiniteFloat | None = None
+    limited_by: str | None = None
+
+
 class Machine(Stored):
     """machine.json: facts of the machine."""
 
@@ -105,6 +121,7 @@ class Machine(Stored):
     memory_gb: float | None = None
     gpus: list[dict] = []
     noise_floor: NoiseFloor | None = None
+    client_ceiling: ClientCeiling | None = None
     reasons: dict | None = None
 
 

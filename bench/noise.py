@@ -10,7 +10,8 @@ from bench.evidence import Evidence, NoiseFloor, read_evidence
 from bench.guards import run_guards
 from bench.measurement import measure_evidence
 from bench.runfolder import dump_json, read_json, write_text
-from bench.statistics import BOOTS_FOR_INTERVAL, noise_floor, spread
+from bench.statistics import BOOTS_FOR_INTERVAL, noise_floor, smallest_difference, spread
+from images.console import emit_json, out, table
 from images.errors import Problem, RunProblem, UsageProblem
 from recipes.machine import machine_facts
 from recipes.run.longlived import state_root
@@ -142,3 +143,34 @@ def learn(run: Path, state: Path | None = None) -> tuple[dict, Path]:
     voided = [guard.id for guard in run_guards(evidence) if guard.voids]
     record = floor_of(evidence, values, run.resolve().name, voided, machine_facts())
     return record, store(record, state)
+
+
+def show_floors(records: list[dict] | None, as_json: bool) -> None:
+    """Print noise floors, default those stored on this machine, and what a number of boots can see through them."""
+    found = stored_floors() if records is None else records
+    if as_json:
+        emit_json(found)
+        return
+    console = out()
+    if not found:
+        console.print("No noise floor is known on this machine. ./inv noise --recipe NAME measures one.")
+        return
+    rows = [
+        (
+            f"{record['family']} on {record['machine']}",
+            metric,
+            f"{each['relative_sd']:.2%}",
+            f"{each['relative']:.2%}",
+            f"{record['boots']} boots of {record['recipe']}",
+            record["run"],
+        )
+        for record in found
+        for metric, each in record["metrics"].items()
+    ]
+    columns = ("family", "metric", "between boots", "noise floor", "from", "run")
+    console.print(table("Noise: one configuration, boot after boot", columns, rows))
+    for record in found:
+        sd = record["metrics"].get("output_tok_s", {}).get("relative_sd")
+        if sd:
+            seen = ", ".join(f"{boots} boots {smallest_difference(boots, sd):.1%}" for boots in (3, 6, 10))
+            console.print(f"{record['family']}: a shortfall beyond the tolerance is seen, 4 times in 5, from: {seen}")
