@@ -24,6 +24,7 @@ TOLD = ("date", "backend", "model_id")
 TARGETS = ("vllm", "csv", "inferencex")
 COMPLETIONS = frozenset({"openai", "vllm"})
 VLLM_PERCENTILES = (50, 95, 99)
+MOST = 4e9  # seconds of a clock that began in 1970 pass, and microseconds that a uint32 holds
 
 
 def import_vllm(files: list[Path], recipe_id: str, root: Path) -> Path:
@@ -83,9 +84,11 @@ def _arrays_of(file: Path, result: object) -> Arrays:
         arrays = compact({**read, "generated_texts": [text if isinstance(text, str) else "" for text in texts]})
     except (ValueError, TypeError, OverflowError, AttributeError) as error:
         raise RunProblem(f"{file}: the lists hold something else than numbers and texts: {error}") from error
-    for name in ("start_s", "ttft_s", "e2e_s", "input_tokens", "output_tokens"):
-        if not np.isfinite(arrays[name]).all() or (arrays[name] < 0).any():
-            raise RunProblem(f"{file}: {name} holds numbers that are negative or not finite")
+    read = {name: arrays[name] for name in ("start_s", "ttft_s", "e2e_s", "input_tokens", "output_tokens")}
+    read["gaps"] = np.concatenate([np.asarray(gaps, np.float64) for gaps in result["itls"]]) * 1e6
+    for name, values in read.items():
+        if not np.isfinite(values).all() or (values < 0).any() or (values > MOST).any():
+            raise RunProblem(f"{file}: {name} holds numbers that are negative, not finite or absurd")
     if not all(isinstance(text, str) for text in texts):
         arrays.pop("looping", None)  # texts that aren't there were not looked at
     return arrays
