@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from itertools import count
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -43,7 +44,7 @@ class ScriptedGpu:
         return list(self._pids)
 
 
-def sampled(gpus, seconds: float, watched=lambda: [], rate_hz: float = 50) -> Telemetry:
+def sampled(gpus, seconds: float, watched=list, rate_hz: float = 50) -> Telemetry:
     sampler = Sampler(gpus, watched, None, rate_hz)
     sampler.start()
     time.sleep(seconds)
@@ -95,10 +96,10 @@ def test_a_driver_that_answers_late_leaves_a_gap_that_is_reported_and_no_sample_
 
 
 def test_a_window_that_telemetry_covers_by_half_has_a_gap_of_half():
-    telemetry = sampled([], 0.2)
-    start, end = telemetry.meta["started_s"], telemetry.meta["ended_s"]
-    assert window_figures(telemetry, (start, 2 * end - start)).gap_share == pytest.approx(0.5, abs=0.01)
-    assert window_figures(telemetry, (end + 1, end + 2)).gap_share == 1
+    telemetry = made(30, lambda _: 500.0, lambda t: 500 * t)
+    assert window_figures(telemetry, (0, 30)).gap_share == 0
+    assert window_figures(telemetry, (15, 45)).gap_share == pytest.approx(0.5)
+    assert window_figures(telemetry, (31, 32)).gap_share == 1
 
 
 def test_a_driver_that_never_answers_again_costs_the_samples_and_not_the_run(monkeypatch):
@@ -145,7 +146,7 @@ def test_cpu_is_told_process_by_process_and_of_a_whole_tree():
 
 
 def _cpu_s(pid: int) -> float:
-    fields = open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
@@ -153,7 +154,7 @@ def test_without_a_driver_there_is_host_telemetry_and_the_driver_s_own_reason():
     with open_devices(["GPU-none"]) as (devices, reason):
         if devices or not reason.startswith("NVMLError_LibraryNotFound"):
             pytest.skip(f"this machine has a driver: {reason}")
-        sampler = Sampler(devices, lambda: [], reason, 50)
+        sampler = Sampler(devices, list, reason, 50)
         sampler.start()
         time.sleep(0.2)
         telemetry = sampler.stop()
