@@ -10,10 +10,11 @@ from urllib.parse import urlsplit
 
 from bench.counters import read_counters
 from bench.load import run_window, save_window, warm_up
+from bench.observe import observed
 from bench.prompts import as_jsonl, digest, load_tokenizer, make_prompts, window_seed
 from bench.quality.runner import ask_suite, save_answers
 from bench.quality.suites import suite_items
-from bench.record import Plan, Recorder, anonymous, not_measured, now
+from bench.record import Plan, Recorder, anonymous, now, stored_measures
 from bench.runfolder import dump_json, new_run, seal, window_folder, write_recipe, write_text
 from bench.watch import Watch
 from images.console import note, stage
@@ -28,11 +29,12 @@ LAST_BREATH_S = 5
 
 @dataclass(frozen=True)
 class Target:
-    """A server to be measured: one of ours, or one at a URL of which we know less."""
+    """A server to be measured: one of ours, or one at a URL of which we know less: not its `processes`."""
 
     url: str
     model: str
     alive: Callable[[], bool]
+    processes: Callable[[], list[int]] | None = None
 
 
 def measure(plan: Plan, root: Path) -> Path:
@@ -46,7 +48,7 @@ def measure(plan: Plan, root: Path) -> Path:
     try:
         recorder.write(run)
         write_recipe(run, plan.loaded.recipe)
-        write_text(run / "machine.json", dump_json({**plan.machine, **not_measured()}))
+        write_text(run / "machine.json", dump_json({**plan.machine, **stored_measures(plan)}))
         _boots(plan, run, recorder)
         recorder.succeeded()
     except KeyboardInterrupt:
@@ -101,7 +103,7 @@ def _target(plan: Plan, folder: Path, boot: int, recorder: Recorder) -> Iterator
             with stage(f"boot {boot}: starting the engine") as update:
                 server = stack.enter_context(serve(plan.spec, plan.engine, log, update))
             _record_boot(plan, folder, boot, server, recorder)
-            yield Target(server.url, server.served_name, server.alive)
+            yield Target(server.url, server.served_name, server.alive, server.processes)
     finally:
         if log.exists():
             with interrupts_held(), suppress(OSError):  # on a full disk the rest of the run matters more
@@ -129,24 +131,29 @@ def _measure_boot(plan: Plan, run: Path, boot: int, target: Target, recorder: Re
     prompts = make_prompts(load, tokenizer, window_seed(load.seed, boot, 0), count)
     with stage(f"boot {boot}: warming up with {count} requests") as update:
         watch = Watch(target.url, target.alive)
-        warm_up(
+        expected = warm_up(
             target.url, target.model, load, prompts, watch, lambda done, total: update(f"{done}/{total}", done, total)
         )
+    recorder.choose_clients(expected)
     for window in range(1, load.windows + 1):
         recorder.stage = f"boot {boot} window {window}"
         prompts = make_prompts(load, tokenizer, window_seed(load.seed, boot, window), load.prompts)
         name = f"boots/{boot}/w{window}"
         recorder.prompt_digests[name] = digest(as_jsonl(prompts, load.output_len))
-        _measure_window(plan, window_folder(run, boot, window), f"boot {boot}: window {window}", target, prompts)
+        _measure_window(plan, run, (boot, window), target, prompts, recorder)
 
 
-def _measure_window(plan: Plan, folder: Path, title: str, target: Target, prompts: list[str]) -> None:
+def _measure_window(
+    plan: Plan, run: Path, place: tuple[int, int], target: Target, prompts: list[str], recorder: Recorder
+) -> None:
     load = plan.loaded.recipe.benchmark
+    folder = window_folder(run, *place)
+    title = f"boot {place[0]}: window {place[1]}"
     before = read_counters(target.url)
     started = time.monotonic()
     said = f"{title}, {load.prompts} requests of {load.input_len}+{load.output_len} tokens, {load.concurrency} streams"
-    with stage(said) as update:
-        arrays = run_window(
+    with stage(said) as update, observed(plan, target.processes, folder) as watch_clients:
+        applied = run_window(
             plan.engine,
             target.url,
             target.model,
@@ -154,9 +161,12 @@ def _measure_window(plan: Plan, folder: Path, title: str, target: Target, prompt
             load,
             prompts,
             target.alive,
+            recorder.clients,
             progress=lambda done, total: update(f"{done}/{total} requests", done, total),
+            on_start=watch_clients,
         )
-    save_window(folder, arrays)
+    save_window(folder, applied.arrays)
+    recorder.load_applied(place, applied.streams, applied.prompts, applied.start_skew_s)
     refuse_dead(target)
     after = read_counters(target.url)
     # Around the client's whole life, its start included; the requests' own times are in client.npz.

@@ -3,8 +3,7 @@
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -256,16 +255,3 @@ def _gpu_record(gpu: _Gpu) -> dict:
         "errors": gpu.errors,
         "lost_s": gpu.lost_s,
     }
-
-
-@contextmanager
-def sampling(
-    devices: Sequence[Device], watched: Callable[[], Iterable[Watched]], no_gpu: str | None = None
-) -> Iterator[Sampler]:
-    """Sample for the length of a `with` block; the thread is ended whatever happens."""
-    sampler = Sampler(devices, watched, no_gpu)
-    sampler.start()
-    try:
-        yield sampler
-    finally:
-        sampler.stop()
