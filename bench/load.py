@@ -11,6 +11,7 @@ from pathlib import Path
 import httpx
 import numpy as np
 
+from bench.loops import is_loop
 from bench.prompts import as_jsonl
 from bench.watch import Watch, ask_all
 from images.engine import Engine
@@ -81,8 +82,9 @@ def run_window(
     prompts: list[str],
     alive: Callable[[], bool],
     progress: Progress = lambda _done, _all: None,
+    watch: Watch | None = None,
 ) -> dict[str, np.ndarray]:
-    """Apply one measured load and return its raw arrays (see `compact`).
+    """Apply one measured load and return its raw arrays (see `compact`). `watch`: the caller's, if it has one.
 
     Raises LoadProblem when the engine or the client ends without a result; the message says which.
     """
@@ -93,7 +95,7 @@ def run_window(
         environment = {**base_environment(), **FIXED_ENV, "OMP_NUM_THREADS": "1", "TMPDIR": name}
         environment |= {"PYTHONUNBUFFERED": "1", "VLLM_CACHE_ROOT": str(cache_root() / "vllm")}
         log = folder / "client.log"
-        watch = Watch(url, alive)
+        watch = watch or Watch(url, alive)
         with supervised(argv, environment, log) as client:
             while client.alive():
                 try:
@@ -134,7 +136,7 @@ def compact(result: dict) -> dict[str, np.ndarray]:
     With R requests and G gaps: `start_s` (R, the client's monotonic clock), `ttft_s`, `e2e_s` (R),
     `input_tokens`, `output_tokens`, `chunks` (R, int32), `gaps_us` (G, uint32, the chunk gaps of all
     requests one after another), `error` (R, text, empty where none), `text_sha256` (R, 16 hex digits),
-    `texts` (the first 1% of the texts, at least one). The client's summary fields are left behind.
+    `looping` (R, bool: see loops.is_loop), `texts` (the first 1% of the texts, at least one). The client's summary fields are left behind.
     """
     gaps = result["itls"]
     texts = result["generated_texts"]
@@ -153,6 +155,7 @@ def compact(result: dict) -> dict[str, np.ndarray]:
         ),
         "error": np.asarray([_short(error) for error in result["errors"]], dtype=np.str_),
         "text_sha256": np.asarray([hashlib.sha256((text or "").encode()).hexdigest()[:16] for text in texts], np.str_),
+        "looping": np.asarray([is_loop(text or "") for text in texts], np.bool_),
         "texts": np.asarray(texts[:kept], dtype=np.str_),
     }
 
