@@ -136,7 +136,8 @@ def compact(result: dict) -> dict[str, np.ndarray]:
     With R requests and G gaps: `start_s` (R, the client's monotonic clock), `ttft_s`, `e2e_s` (R),
     `input_tokens`, `output_tokens`, `chunks` (R, int32), `gaps_us` (G, uint32, the chunk gaps of all
     requests one after another), `error` (R, text, empty where none), `text_sha256` (R, 16 hex digits),
-    `looping` (R, bool: see loops.is_loop), `texts` (the first 1% of the texts, at least one). The client's summary fields are left behind.
+    `looping` (R, bool: see loops.is_loop), `texts` (the first 1% of the texts, at least one). The client's
+    summary fields are left behind.
     """
     gaps = result["itls"]
     texts = result["generated_texts"]

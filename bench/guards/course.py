@@ -42,7 +42,7 @@ def _logged(evidence: Evidence, window: Window) -> Iterator[str]:
     log = next((boot.log for boot in evidence.boots if boot.number == window.boot), None)
     if not lines or log is None:
         return
-    during = log.splitlines()[lines.before : lines.after]
+    during = log.split("\n")[lines.before : lines.after]
     hits = [line for line in during if COMPILES.search(line)]
     if hits:
         yield f"{len(hits)} lines of the log tell of compiling, the first: {hits[0].strip()[:120]}"

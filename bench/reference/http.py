@@ -90,7 +90,8 @@ class Connection(asyncio.Protocol):
                 self._transport.close()
             return
         lines = self._data[:end].decode("latin-1").split("\r\n")
-        headers = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines[1:])}
+        split = (line.partition(":") for line in lines[1:])
+        headers = {name.strip().lower(): value.strip() for name, _, value in split}
         length = headers.get("content-length", "0")
         words = lines[0].split(" ")
         if len(words) != 3 or not length.isdigit() or int(length) > MAX_BODY or "transfer-encoding" in headers:
