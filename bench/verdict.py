@@ -5,12 +5,13 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.analyse import analyse_window, interval95, latencies_ms, rounded, succeeded
+from bench.analyse import analyse_window, latencies_ms, rounded, succeeded
 from bench.counters import acceptance_length
 from bench.evidence import Evidence, read_evidence
 from bench.guards import Guard, run_guards
 from bench.quality.score import score_suite
 from bench.runfolder import dump_json, write_text
+from bench.statistics import interval95
 from images.console import note
 from images.errors import RunProblem
 from recipes.model_files import differing_files
