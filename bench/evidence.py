@@ -5,7 +5,7 @@ import zipfile
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
@@ -46,6 +46,7 @@ class EngineRecord(Stored):
     """Which engine ran; `patches` are the declared changes to it, `image` its container image if it had one."""
 
     name: str | None = None
+    identity: str | None = None
     answered: list[str] = []
     patches: list[dict] = []
     image: ImageRecord | None = None
@@ -64,6 +65,13 @@ class Failure(Stored):
     cause: Text
 
 
+class Imported(Stored):
+    """Result files of somebody's load client, one a boot; `differs` is how their load differs from the recipe's."""
+
+    files: list[dict] = []
+    differs: list[Text] = []
+
+
 class Manifest(Stored):
     """manifest.json: the run's fingerprint. `schema_` says what a run of its time recorded."""
 
@@ -72,7 +80,31 @@ class Manifest(Stored):
     engine: EngineRecord
     model: ModelRecord
     url: str | None = None
+    imported: Imported | None = None
     failure: Failure | None
+
+    @property
+    def foreign(self) -> bool:
+        """Whether somebody else ran the server: what it is and how it was set can't be known."""
+        return self.url is not None or self.imported is not None
+
+
+class MetricNoise(Stored):
+    """How one metric scatters between boots, relative to its mean; `relative` is the noise floor."""
+
+    relative: Annotated[FiniteFloat, Field(ge=0)]
+    relative_sd: Annotated[FiniteFloat, Field(ge=0)]
+
+
+class NoiseFloor(Stored):
+    """The noise floor known when the run began: of which machine, engine and family, and by which A/A run."""
+
+    machine: str
+    engine: str
+    family: str
+    run: Text
+    boots: int
+    metrics: dict[str, MetricNoise]
 
 
 class Machine(Stored):
@@ -82,6 +114,8 @@ class Machine(Stored):
     cpu: dict = {}
     memory_gb: float | None = None
     gpus: list[dict] = []
+    noise_floor: NoiseFloor | None = None
+    reasons: dict | None = None
 
 
 class LogLines(Stored):
