@@ -14,7 +14,8 @@ import httpx
 import numpy as np
 
 from bench.clients import Gate, Running, StartClient, split_prompts, split_streams, start_client
-from bench.counters import Counters, acceptance_length, difference, read_counters
+from bench.counters import Counters, Sample, acceptance_length, difference, read_counters
+from bench.loops import is_loop
 from bench.prompts import as_jsonl
 from bench.watch import Watch, ask_all
 from images.engine import Engine
@@ -117,10 +118,11 @@ def run_window(
     progress: Progress = lambda _done, _all: None,
     on_start: Callable[[list[Running]], None] = lambda _running: None,
     start: StartClient = start_client,
+    look: Callable[[], Sample] | None = None,
 ) -> Applied:
     """Apply one measured load by `clients` processes that begin together, and return what they saw.
 
-    `on_start` gets the clients as soon as they run; nothing is sent before all are ready.
+    `on_start` gets the clients as soon as they run; nothing is sent before all are ready. `look`: see Watch.
     Raises LoadProblem when the engine or a client ends without a result; the message says which.
     """
     streams = split_streams(load.concurrency, clients)
@@ -142,7 +144,7 @@ def run_window(
                 raise LoadProblem("the engine ended before the window began; the window has no result.")
 
         gate.wait_ready(running, engine_lives, lambda _ready: progress(0, load.prompts))
-        watch = Watch(url, alive)
+        watch = Watch(url, alive, look=look)
         began_s = gate.open()
         _wait(running, watch, alive, lambda: progress(watch.finished, load.prompts))
         parts = [_result(client, folder, alive) for client, folder in zip(running, folders, strict=True)]
@@ -203,7 +205,8 @@ def compact(result: dict) -> dict[str, np.ndarray]:
     With R requests and G gaps: `start_s` (R, the client's monotonic clock), `ttft_s`, `e2e_s` (R),
     `input_tokens`, `output_tokens`, `chunks` (R, int32), `gaps_us` (G, uint32, the chunk gaps of all
     requests one after another), `error` (R, text, empty where none), `text_sha256` (R, 16 hex digits),
-    `texts` (the first 1% of the texts, at least one). The client's summary fields are left behind.
+    `looping` (R, bool: see loops.is_loop), `texts` (the first 1% of the texts, at least one). The client's
+    summary fields are left behind.
     """
     gaps = result["itls"]
     texts = result["generated_texts"]
@@ -222,6 +225,7 @@ def compact(result: dict) -> dict[str, np.ndarray]:
         ),
         "error": np.asarray([_short(error) for error in result["errors"]], dtype=np.str_),
         "text_sha256": np.asarray([hashlib.sha256((text or "").encode()).hexdigest()[:16] for text in texts], np.str_),
+        "looping": np.asarray([is_loop(text or "") for text in texts], np.bool_),
         "texts": np.asarray(texts[:kept], dtype=np.str_),
     }
 

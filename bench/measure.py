@@ -8,14 +8,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from bench.counters import read_counters
+from bench.continuity import host_identity
+from bench.counters import Counters, read_counters, series_of
 from bench.load import run_window, save_window, warm_up
 from bench.observe import observed
 from bench.prompts import as_jsonl, digest, load_tokenizer, make_prompts, window_seed
 from bench.quality.runner import ask_suite, save_answers
 from bench.quality.suites import suite_items
 from bench.record import Plan, Recorder, anonymous, now, stored_measures
-from bench.runfolder import dump_json, new_run, seal, window_folder, write_recipe, write_text
+from bench.runfolder import dump_json, dump_rows, new_run, seal, window_folder, write_recipe, write_text
+from bench.sampler import CounterSampler
 from bench.watch import Watch
 from images.console import note, stage
 from images.errors import EngineProblem, Problem, UsageProblem
@@ -25,15 +27,17 @@ from recipes.run.supervised import interrupts_held
 
 WARM_UP_WAVES = 2
 LAST_BREATH_S = 5
+LAST_LOOK_S = 30
 
 
 @dataclass(frozen=True)
 class Target:
-    """A server to be measured: one of ours, or one at a URL of which we know less: not its `processes`."""
+    """A server to be measured: one of ours with log and processes, or one at a URL of which we know less."""
 
     url: str
     model: str
     alive: Callable[[], bool]
+    log: Path | None = None
     processes: Callable[[], list[int]] | None = None
 
 
@@ -103,7 +107,7 @@ def _target(plan: Plan, folder: Path, boot: int, recorder: Recorder) -> Iterator
             with stage(f"boot {boot}: starting the engine") as update:
                 server = stack.enter_context(serve(plan.spec, plan.engine, log, update))
             _record_boot(plan, folder, boot, server, recorder)
-            yield Target(server.url, server.served_name, server.alive, server.processes)
+            yield Target(server.url, server.served_name, server.alive, log, server.processes)
     finally:
         if log.exists():
             with interrupts_held(), suppress(OSError):  # on a full disk the rest of the run matters more
@@ -150,9 +154,11 @@ def _measure_window(
     folder = window_folder(run, *place)
     title = f"boot {place[0]}: window {place[1]}"
     before = read_counters(target.url)
+    log_before = _log_lines(target)
     started = time.monotonic()
     said = f"{title}, {load.prompts} requests of {load.input_len}+{load.output_len} tokens, {load.concurrency} streams"
-    with stage(said) as update, observed(plan, target.processes, folder) as watch_clients:
+    watching = observed(plan, target.processes, folder)
+    with stage(said) as update, CounterSampler(target.url) as sampler, watching as watch_clients:
         applied = run_window(
             plan.engine,
             target.url,
@@ -164,14 +170,40 @@ def _measure_window(
             recorder.clients,
             progress=lambda done, total: update(f"{done}/{total} requests", done, total),
             on_start=watch_clients,
+            look=sampler.latest,
         )
     save_window(folder, applied.arrays)
     recorder.load_applied(place, applied.streams, applied.prompts, applied.start_skew_s)
     refuse_dead(target)
-    after = read_counters(target.url)
-    # Around the client's whole life, its start included; the requests' own times are in client.npz.
-    clock = {"client_started_s": round(started, 3), "client_ended_s": round(time.monotonic(), 3)}
-    write_text(folder / "counters.json", dump_json({"before": before, "after": after, "clock": clock}))
+    record = {
+        "before": before,
+        "after": _last_look(target),
+        # Around the client's whole life, its start included; the requests' own times are in client.npz.
+        "clock": {"client_started_s": round(started, 3), "client_ended_s": round(time.monotonic(), 3)},
+        "series": series_of(sampler.samples),
+        "host": host_identity(),
+        "log_lines": {"before": log_before, "after": _log_lines(target)} if log_before is not None else None,
+    }
+    write_text(folder / "counters.json", dump_rows(record))
+
+
+def _last_look(target: Target) -> Counters | None:
+    """The counters after a window; None when a server that lives doesn't show them: a guard says so, no run ends."""
+    deadline = time.monotonic() + LAST_LOOK_S
+    while True:
+        try:
+            return read_counters(target.url)
+        except EngineProblem:
+            if time.monotonic() > deadline or not target.alive():
+                return None
+            time.sleep(1)
+
+
+def _log_lines(target: Target) -> int | None:
+    """How many lines the server's log has now; None where the log isn't ours to see."""
+    if target.log is None or not target.log.exists():
+        return None
+    return target.log.read_text(errors="replace").count("\n")  # as the log is read when it is stored
 
 
 def _measure_quality(plan: Plan, run: Path, target: Target) -> None:

@@ -91,6 +91,7 @@ def write_run(
     counted: dict | None = None,
     slug: str = "cpu-x86-64",
     manifest: dict | None = None,
+    machine: dict | None = None,
     live_argv: list[str] | None = None,
     log: str = "a server log",
     sealed: bool = True,
@@ -101,7 +102,7 @@ def write_run(
     boots = boots if boots is not None else [[good] * load.windows] * load.boots
     run.mkdir(parents=True)
     write_recipe(run, subject)
-    write_text(run / "machine.json", dump_json({"slug": slug}))
+    write_text(run / "machine.json", dump_json({"slug": slug, **(machine or {})}))
     base = {
         "recipe": subject.id,
         "planned_windows": load.boots * load.windows,

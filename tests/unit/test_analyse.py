@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.analyse import analyse_window, chunk_spans, interval95, latencies_ms
+from bench.analyse import analyse_window, chunk_spans, latencies_ms
+from bench.statistics import interval95
 from bench.counters import acceptance_length, difference, parse_counters
 from bench.load import compact
 from tests.runs import closed_loop
