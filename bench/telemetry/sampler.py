@@ -50,6 +50,7 @@ class _Process:
     first: int
     cpu_s: list[float] = field(default_factory=list)
     rss_b: list[float] = field(default_factory=list)
+    wait_s: list[float] = field(default_factory=list)
 
 
 class Sampler:
@@ -116,6 +117,7 @@ class Sampler:
                 known = state is not None and state.birth == process.birth
                 process.cpu_s.append(state.cpu_s if known else NAN)
                 process.rss_b.append(float(state.rss_b) if known else NAN)
+                process.wait_s.append(state.wait_s if known else NAN)
             for name, value in zip(self._host, figures, strict=True):
                 self._host[name].append(NAN if value is None else value)
             self._own_cpu_s.append(time.thread_time())
@@ -193,6 +195,7 @@ class Sampler:
                 "sampler_cpu_s": np.asarray(self._own_cpu_s, np.float64),
                 "process_cpu_s": self._of_processes("cpu_s", count),
                 "process_rss_b": self._of_processes("rss_b", count),
+                "process_wait_s": self._of_processes("wait_s", count),
             }
             ended_s = time.monotonic()
             cpu_s = self._own_cpu_s[-1] if self._own_cpu_s else 0.0
