@@ -73,6 +73,27 @@ def reproduce(_c, recipe=None, port=0, boots=0, windows=0, out=RUNS, json=False)
 
 @task(
     help={
+        "recipe": f"{RECIPE}; its engine's client is measured; default: the one for this machine",
+        "json": "print JSON",
+    }
+)
+def ceiling(_c, recipe=None, json=False):
+    """Measure, once a machine and engine, what one load client can do; runs then name it beside their number."""
+    from bench.ceiling import measure_ceiling, print_ceiling
+    from bench.ceilings import store_ceiling
+    from images.engine import ensure_engine
+    from recipes.load import first_choice, load_recipe
+    from recipes.machine import machine_facts
+
+    machine = machine_facts()
+    loaded = load_recipe(recipe or first_choice(machine["slug"])[0])
+    engine = ensure_engine(loaded.recipe.engine.image)
+    found = measure_ceiling(engine, machine)
+    print_ceiling(found, store_ceiling(engine, machine, found), json)
+
+
+@task(
+    help={
         "recipe": RECIPE,
         "url": "measure a server someone else started, such as http://127.0.0.1:8000",
         "windows": "measured loads instead of the recipe's number",
@@ -226,21 +247,12 @@ def export(_c, run, to="", out=""):
 )
 def noise(_c, recipe=None, run=None, boots=5, port=0, out=RUNS, json=False):
     """Measure this machine's noise floor: one recipe, boot after boot. Bare: show what is known."""
-    from bench.noise import learn, show_floors
-    from images.yaml_source import shown
+    from bench.measure import measure
+    from bench.noise import print_noise, require_question
 
-    if recipe and run:
-        raise UsageProblem("noise takes either --recipe NAME, to make an A/A run, or --run RUN, to use one")
-    if recipe and boots < 3:
-        raise UsageProblem(f"--boots {boots}: a noise floor needs three boots, and five are better")
-    if recipe:
-        from bench.measure import measure
-
-        run = measure(_plan(recipe, port, boots, 0), Path(out))
-    records = [learn(Path(run))[0]] if run else None
-    show_floors(records, json)
-    if recipe and not json:
-        print(f"\n{shown(Path(run))}")
+    require_question(recipe, run, boots)
+    made = measure(_plan(recipe, port, boots, 0), Path(out)) if recipe else None
+    raise Exit(code=print_noise(made or (Path(run) if run else None), made is not None, json))
 
 
 @task(
@@ -371,7 +383,7 @@ def lint(_c, fix=False):
 
 
 ns = Collection(
-    *(reproduce, bench, quality, serve, status, stop, verdict, export, noise),
+    *(reproduce, bench, ceiling, quality, serve, status, stop, verdict, export, noise),
     *(check, render, lock, diff, ladder, list_, test, lint),
 )
 

@@ -1,6 +1,5 @@
 """Room bench: the verdict: what a run's evidence says about the recipe's claims. Pure, and the same everywhere."""
 
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -48,7 +47,7 @@ def judge(evidence: Evidence) -> dict:
         "boots": len({window.boot for window in evidence.windows}),
         "windows": len(evidence.windows),
         "claims": claims,
-        "guards": [asdict(guard) for guard in guards],
+        "guards": [guard.as_dict(evidence.manifest.schema_) for guard in guards],
         **figures,
         "reasons": reasons,
     }
