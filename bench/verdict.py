@@ -28,6 +28,7 @@ EXIT_CODES = {
 }
 WORST_FIRST = ("INVALID", "NOT_REPRODUCED", "INCONCLUSIVE", "NOT_COMPARABLE", "EXCEEDED", "REPRODUCED")
 
+
 def judge(evidence: Evidence) -> dict:
     """Judge a run: the mapping of verdict.json (contracts.md), figures rounded to six digits."""
     guards = run_guards(evidence)

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.analyse import analyse_window, chunk_spans, latencies_ms
-from bench.statistics import interval95
 from bench.counters import acceptance_length, difference, parse_counters
 from bench.load import compact
+from bench.statistics import interval95
 from tests.runs import closed_loop
 
 
