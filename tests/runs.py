@@ -42,6 +42,20 @@ def recipe(**changes: object) -> Recipe:
     )
 
 
+def claim(metric: str, published: float, tolerance: float, machine: str = "any", **more: object) -> dict:
+    """A claim of a recipe."""
+    return {
+        "id": metric,
+        "metric": metric,
+        "published": published,
+        "tolerance": tolerance,
+        "status": "measured",
+        "machine": machine,
+        "source": "a test",
+        **more,
+    }
+
+
 def closed_loop(
     streams: int, requests: int, output_len: int, step_s: float, tokens_a_chunk: int = 1, ttft_s: float = 0.05
 ) -> dict[str, np.ndarray]:

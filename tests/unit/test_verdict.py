@@ -10,20 +10,7 @@ from bench.guards import run_guards
 from bench.runfolder import dump_json, seal, window_folder
 from bench.verdict import EXIT_CODES, judge, write_verdict
 from images.errors import Problem
-from tests.runs import MODEL_FILES, closed_loop, counters, recipe, write_run
-
-
-def claim(metric: str, published: float, tolerance: float, machine: str = "any", **more: object) -> dict:
-    return {
-        "id": metric,
-        "metric": metric,
-        "published": published,
-        "tolerance": tolerance,
-        "status": "measured",
-        "machine": machine,
-        "source": "a test",
-        **more,
-    }
+from tests.runs import MODEL_FILES, claim, closed_loop, counters, recipe, write_run
 
 
 def spoiled_window(change: str) -> dict:
