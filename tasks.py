@@ -75,6 +75,27 @@ def reproduce(_c, recipe=None, port=0, boots=0, windows=0, out=RUNS, json=False)
 
 @task(
     help={
+        "recipe": f"{RECIPE}; its engine's client is measured; default: the one for this machine",
+        "json": "print JSON",
+    }
+)
+def ceiling(_c, recipe=None, json=False):
+    """Measure, once a machine and engine, what one load client can do; runs then name it beside their number."""
+    from bench.ceiling import measure_ceiling, print_ceiling
+    from bench.ceilings import store_ceiling
+    from images.engine import ensure_engine
+    from recipes.load import first_choice, load_recipe
+    from recipes.machine import machine_facts
+
+    machine = machine_facts()
+    loaded = load_recipe(recipe or first_choice(machine["slug"])[0])
+    engine = ensure_engine(loaded.recipe.engine.image)
+    found = measure_ceiling(engine, machine)
+    print_ceiling(found, store_ceiling(engine, machine, found), json)
+
+
+@task(
+    help={
         "recipe": RECIPE,
         "url": "measure a server someone else started, such as http://127.0.0.1:8000",
         "windows": "measured loads instead of the recipe's number",
@@ -307,7 +328,7 @@ def lint(_c, fix=False):
 
 
 ns = Collection(
-    *(reproduce, bench, quality, serve, status, stop, verdict),
+    *(reproduce, bench, ceiling, quality, serve, status, stop, verdict),
     *(check, render, lock, diff, ladder, list_, test, lint),
 )
 

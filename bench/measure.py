@@ -11,10 +11,11 @@ from urllib.parse import urlsplit
 from bench.continuity import host_identity
 from bench.counters import Counters, read_counters, series_of
 from bench.load import run_window, save_window, warm_up
+from bench.observe import observed
 from bench.prompts import as_jsonl, digest, load_tokenizer, make_prompts, window_seed
 from bench.quality.runner import ask_suite, save_answers
 from bench.quality.suites import suite_items
-from bench.record import Plan, Recorder, anonymous, not_measured, now
+from bench.record import Plan, Recorder, anonymous, now, stored_measures
 from bench.runfolder import dump_json, dump_rows, new_run, seal, window_folder, write_recipe, write_text
 from bench.sampler import CounterSampler
 from bench.watch import Watch
@@ -31,12 +32,13 @@ LAST_LOOK_S = 30
 
 @dataclass(frozen=True)
 class Target:
-    """A server to be measured: one of ours with its log, or one at a URL of which we know less."""
+    """A server to be measured: one of ours with log and processes, or one at a URL of which we know less."""
 
     url: str
     model: str
     alive: Callable[[], bool]
     log: Path | None = None
+    processes: Callable[[], list[int]] | None = None
 
 
 def measure(plan: Plan, root: Path) -> Path:
@@ -50,7 +52,7 @@ def measure(plan: Plan, root: Path) -> Path:
     try:
         recorder.write(run)
         write_recipe(run, plan.loaded.recipe)
-        write_text(run / "machine.json", dump_json({**plan.machine, **not_measured()}))
+        write_text(run / "machine.json", dump_json({**plan.machine, **stored_measures(plan)}))
         _boots(plan, run, recorder)
         recorder.succeeded()
     except KeyboardInterrupt:
@@ -105,7 +107,7 @@ def _target(plan: Plan, folder: Path, boot: int, recorder: Recorder) -> Iterator
             with stage(f"boot {boot}: starting the engine") as update:
                 server = stack.enter_context(serve(plan.spec, plan.engine, log, update))
             _record_boot(plan, folder, boot, server, recorder)
-            yield Target(server.url, server.served_name, server.alive, log)
+            yield Target(server.url, server.served_name, server.alive, log, server.processes)
     finally:
         if log.exists():
             with interrupts_held(), suppress(OSError):  # on a full disk the rest of the run matters more
@@ -133,25 +135,31 @@ def _measure_boot(plan: Plan, run: Path, boot: int, target: Target, recorder: Re
     prompts = make_prompts(load, tokenizer, window_seed(load.seed, boot, 0), count)
     with stage(f"boot {boot}: warming up with {count} requests") as update:
         watch = Watch(target.url, target.alive)
-        warm_up(
+        expected = warm_up(
             target.url, target.model, load, prompts, watch, lambda done, total: update(f"{done}/{total}", done, total)
         )
+    recorder.choose_clients(expected)
     for window in range(1, load.windows + 1):
         recorder.stage = f"boot {boot} window {window}"
         prompts = make_prompts(load, tokenizer, window_seed(load.seed, boot, window), load.prompts)
         name = f"boots/{boot}/w{window}"
         recorder.prompt_digests[name] = digest(as_jsonl(prompts, load.output_len))
-        _measure_window(plan, window_folder(run, boot, window), f"boot {boot}: window {window}", target, prompts)
+        _measure_window(plan, run, (boot, window), target, prompts, recorder)
 
 
-def _measure_window(plan: Plan, folder: Path, title: str, target: Target, prompts: list[str]) -> None:
+def _measure_window(
+    plan: Plan, run: Path, place: tuple[int, int], target: Target, prompts: list[str], recorder: Recorder
+) -> None:
     load = plan.loaded.recipe.benchmark
+    folder = window_folder(run, *place)
+    title = f"boot {place[0]}: window {place[1]}"
     before = read_counters(target.url)
     log_before = _log_lines(target)
     started = time.monotonic()
     said = f"{title}, {load.prompts} requests of {load.input_len}+{load.output_len} tokens, {load.concurrency} streams"
-    with stage(said) as update, CounterSampler(target.url) as sampler:
-        arrays = run_window(
+    watching = observed(plan, target.processes, folder)
+    with stage(said) as update, CounterSampler(target.url) as sampler, watching as watch_clients:
+        applied = run_window(
             plan.engine,
             target.url,
             target.model,
@@ -159,10 +167,13 @@ def _measure_window(plan: Plan, folder: Path, title: str, target: Target, prompt
             load,
             prompts,
             target.alive,
+            recorder.clients,
             progress=lambda done, total: update(f"{done}/{total} requests", done, total),
-            watch=Watch(target.url, target.alive, look=sampler.latest),
+            on_start=watch_clients,
+            look=sampler.latest,
         )
-    save_window(folder, arrays)
+    save_window(folder, applied.arrays)
+    recorder.load_applied(place, applied.streams, applied.prompts, applied.start_skew_s)
     refuse_dead(target)
     record = {
         "before": before,

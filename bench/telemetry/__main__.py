@@ -19,6 +19,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
+import pynvml
 
 from bench.energy import energy
 from bench.telemetry.devices import DeviceError, NvmlDevice, all_uuids, open_devices
@@ -57,9 +58,12 @@ def main() -> int:
     parser.add_argument("--uuid", action="append", help="GPU to sample (default: every GPU)")
     parser.add_argument("--no-load", action="store_true", help="don't run matrix products meanwhile")
     options = parser.parse_args()
-    uuids = options.uuid or all_uuids()
-    with open_devices(uuids) as (devices, refusal):
-        no_gpu = refusal or (None if devices else "the driver shows no GPU")
+    try:
+        uuids, refusal = options.uuid or all_uuids(), "the driver shows no GPU"
+    except pynvml.NVMLError as error:
+        uuids, refusal = [], type(error).__name__
+    with open_devices(uuids) as (devices, refused):
+        no_gpu = refused or (None if devices else refusal)
         costs = {device.uuid: _costs(device) for device in devices}
         telemetry, halves = _sample(devices, no_gpu, options.seconds, not options.no_load and bool(devices))
     file = options.out.with_suffix(".npz")

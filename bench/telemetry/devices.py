@@ -68,8 +68,11 @@ def open_devices(uuids: list[str]) -> Iterator[tuple[list[NvmlDevice], str | Non
     """Open NVML for the length of a `with` block; yields the GPUs, or none and the reason why.
 
     The reason is NVML's own name of the error: no driver (NVMLError_LibraryNotFound), no such GPU
-    (NVMLError_NotFound), no permission. It never raises: a run without a GPU is a run.
+    (NVMLError_NotFound), no permission. It never raises: a run without a GPU is a run. Wanting none asks nothing.
     """
+    if not uuids:
+        yield [], None
+        return
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
@@ -83,12 +86,16 @@ def open_devices(uuids: list[str]) -> Iterator[tuple[list[NvmlDevice], str | Non
 
 
 def all_uuids() -> list[str]:
-    """The UUIDs of every GPU that the driver shows; none without a driver."""
-    with open_devices([]) as (_, reason):
-        if reason:
-            return []
+    """The UUIDs of every GPU that the driver shows.
+
+    Raises pynvml.NVMLError, such as NVMLError_LibraryNotFound without a driver.
+    """
+    pynvml.nvmlInit()
+    try:
         handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
         return [_text(pynvml.nvmlDeviceGetUUID(handle)) for handle in handles]
+    finally:
+        pynvml.nvmlShutdown()
 
 
 def _devices(nvml, uuids: list[str]) -> tuple[list[NvmlDevice], str | None]:

@@ -1,5 +1,6 @@
 """Room bench: the host's side of telemetry, read from /proc: processes, machine load, memory."""
 
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,12 +14,16 @@ IDLE, IOWAIT = 3, 4
 
 @dataclass(frozen=True)
 class ProcessState:
-    """What /proc/<pid>/stat says: `birth` in ticks since the machine's boot tells a pid from its next owner."""
+    """What /proc says of a process: `birth` in ticks since the machine's boot tells a pid from its next owner.
+
+    `wait_s` is how long its main thread was ready to run and no core was free; NaN where the kernel doesn't tell.
+    """
 
     birth: int
     name: str
     cpu_s: float
     rss_b: int
+    wait_s: float
 
 
 def read_process(pid: int) -> ProcessState | None:
@@ -31,7 +36,9 @@ def read_process(pid: int) -> ProcessState | None:
     if not fields or fields[0] == "Z":
         return None
     cpu_s = (int(fields[11]) + int(fields[12])) / TICKS
-    return ProcessState(int(fields[19]), head.partition("(")[2], cpu_s, int(fields[21]) * PAGE_B)
+    waited = (_read(f"/proc/{pid}/schedstat") or "").split()
+    wait_s = int(waited[1]) / 1e9 if len(waited) > 1 else math.nan
+    return ProcessState(int(fields[19]), head.partition("(")[2], cpu_s, int(fields[21]) * PAGE_B, wait_s)
 
 
 def exists(pid: int) -> bool:

@@ -3,8 +3,7 @@
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -51,6 +50,7 @@ class _Process:
     first: int
     cpu_s: list[float] = field(default_factory=list)
     rss_b: list[float] = field(default_factory=list)
+    wait_s: list[float] = field(default_factory=list)
 
 
 class Sampler:
@@ -117,6 +117,7 @@ class Sampler:
                 known = state is not None and state.birth == process.birth
                 process.cpu_s.append(state.cpu_s if known else NAN)
                 process.rss_b.append(float(state.rss_b) if known else NAN)
+                process.wait_s.append(state.wait_s if known else NAN)
             for name, value in zip(self._host, figures, strict=True):
                 self._host[name].append(NAN if value is None else value)
             self._own_cpu_s.append(time.thread_time())
@@ -194,6 +195,7 @@ class Sampler:
                 "sampler_cpu_s": np.asarray(self._own_cpu_s, np.float64),
                 "process_cpu_s": self._of_processes("cpu_s", count),
                 "process_rss_b": self._of_processes("rss_b", count),
+                "process_wait_s": self._of_processes("wait_s", count),
             }
             ended_s = time.monotonic()
             cpu_s = self._own_cpu_s[-1] if self._own_cpu_s else 0.0
@@ -256,16 +258,3 @@ def _gpu_record(gpu: _Gpu) -> dict:
         "errors": gpu.errors,
         "lost_s": gpu.lost_s,
     }
-
-
-@contextmanager
-def sampling(
-    devices: Sequence[Device], watched: Callable[[], Iterable[Watched]], no_gpu: str | None = None
-) -> Iterator[Sampler]:
-    """Sample for the length of a `with` block; the thread is ended whatever happens."""
-    sampler = Sampler(devices, watched, no_gpu)
-    sampler.start()
-    try:
-        yield sampler
-    finally:
-        sampler.stop()

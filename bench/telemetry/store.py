@@ -18,7 +18,7 @@ MAX_BYTES = 1_000_000
 MAX_UNPACKED_BYTES = 200_000_000
 # Large or counted values keep all their digits, gauges don't need them.
 WIDE = frozenset({"gpu_memory_used_b", "gpu_energy_j", "gpu_throttle_bits", "gpu_process_count", "gpu_foreign_count"})
-PROCESS_ARRAYS = ("process_cpu_s", "process_rss_b")
+PROCESS_ARRAYS = ("process_cpu_s", "process_rss_b", "process_wait_s")
 HOST_ARRAYS = ("host_cpu_s", "host_load1", "host_memory_used_b", "sampler_cpu_s")
 ROLES = ("client", "server")
 META_KEYS = {
@@ -41,10 +41,11 @@ META_KEYS = {
 class Telemetry:
     """What a sampler gathered: S samples of G GPUs and P processes; missing is NaN, never 0.
 
-    Arrays: `time_s` (S,) on CLOCK_MONOTONIC; every name of GPU_ARRAYS (S, G); `process_cpu_s` (cumulative) and
-    `process_rss_b` (S, P); `host_cpu_s` (cumulative, all cores), `host_load1`, `host_memory_used_b` and
-    `sampler_cpu_s` (S,). What is asked once a second only is NaN in between. `meta` names the GPUs and
-    processes, what a GPU lacks with NVML's error, and the sampler's own cost.
+    Arrays: `time_s` (S,) on CLOCK_MONOTONIC; every name of GPU_ARRAYS (S, G); `process_cpu_s` and
+    `process_wait_s` (cumulative: worked, and waited for a free core) and `process_rss_b` (S, P); `host_cpu_s`
+    (cumulative, all cores), `host_load1`, `host_memory_used_b` and `sampler_cpu_s` (S,). What is asked once a
+    second only is NaN in between. `meta` names the GPUs and processes, what a GPU lacks with NVML's error, and
+    the sampler's own cost.
     """
 
     meta: dict
@@ -71,7 +72,7 @@ def _packed(telemetry: Telemetry, every: int) -> bytes:
     for name, array in telemetry.arrays.items():
         narrow = name in GPU_ARRAYS and name not in WIDE
         arrays[name] = array[_kept(array, every)].astype(np.float32 if narrow else np.float64)
-    for name in ("time_s", "sampler_cpu_s"):
+    for name in ("time_s", "sampler_cpu_s", "process_wait_s"):
         arrays[name] = arrays[name].round(4)  # 0.1 ms: the digits after it are noise, and don't pack
     meta = json.dumps({**telemetry.meta, "kept_every": every}, sort_keys=True, allow_nan=False)
     sink = BytesIO()

@@ -51,12 +51,14 @@ class WindowFigures:
     """Host and GPUs in the window. Shares are of one core, cores are sums over processes; None: not seen.
 
     `gap_share` is the share of the window without samples, `client_share` that of the busiest client
-    process, `no_gpu` why there is no GPU telemetry.
+    process, `client_wait_share` the longest share of the window that one of them waited for a free core,
+    `no_gpu` why there is no GPU telemetry.
     """
 
     gap_share: float
     client_share: float | None
     client_shares: list[float]
+    client_wait_share: float | None
     server_cores: float | None
     server_share: float | None
     host_busy_cores: float | None
@@ -70,16 +72,14 @@ def window_figures(telemetry: Telemetry, bounds: Bounds) -> WindowFigures:
     """Figures of the stretch `bounds` = (start, end), s on CLOCK_MONOTONIC."""
     arrays, meta = telemetry.arrays, telemetry.meta
     inside = _inside(arrays["time_s"], bounds)
-    shares = process_shares(telemetry, bounds)
-    of = {
-        role: [share for each, share in zip(meta["processes"], shares, strict=True) if each["role"] == role]
-        for role in ("client", "server")
-    }
-    clients, servers = ([share for share in of[role] if share is not None] for role in ("client", "server"))
+    clients = _of_role(telemetry, "client", process_shares(telemetry, bounds))
+    servers = _of_role(telemetry, "server", process_shares(telemetry, bounds))
+    waits = _of_role(telemetry, "client", process_shares(telemetry, bounds, "process_wait_s"))
     return WindowFigures(
         gap_share=gap_share(telemetry, bounds),
         client_share=max(clients, default=None),
         client_shares=clients,
+        client_wait_share=max(waits, default=None),
         server_cores=sum(servers) if servers else None,
         server_share=max(servers, default=None),
         host_busy_cores=rate_within(arrays["time_s"], arrays["host_cpu_s"], bounds),
@@ -133,10 +133,15 @@ def gap_share(telemetry: Telemetry, bounds: Bounds) -> float:
     return min(1.0, missed / (end - start))
 
 
-def process_shares(telemetry: Telemetry, bounds: Bounds) -> list[float | None]:
+def process_shares(telemetry: Telemetry, bounds: Bounds, name: str = "process_cpu_s") -> list[float | None]:
     """Each process's mean share of one core over the window; None for one that wasn't alive in it."""
-    times, table = telemetry.arrays["time_s"], telemetry.arrays["process_cpu_s"]
+    times, table = telemetry.arrays["time_s"], telemetry.arrays[name]
     return [rate_within(times, table[:, column], bounds) for column in range(table.shape[1])]
+
+
+def _of_role(telemetry: Telemetry, role: str, shares: list[float | None]) -> list[float]:
+    named = zip(telemetry.meta["processes"], shares, strict=True)
+    return [share for process, share in named if process["role"] == role and share is not None]
 
 
 def rate_within(times: np.ndarray, counter: np.ndarray, bounds: Bounds) -> float | None:
