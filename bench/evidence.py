@@ -5,13 +5,14 @@ import zipfile
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
 from bench.counters import Counters, Series, as_series, difference
 from bench.runfolder import is_number, read_json, read_recipe, seal_faults, windows_of
+from bench.telemetry.store import Telemetry, read_telemetry
 from images.errors import Problem, RunProblem
 from recipes.schema import Recipe, Text
 
@@ -185,7 +186,7 @@ class Window:
     counted: Counters | None
     series: Series | None = None
     record: CounterRecord | None = None
-    telemetry: Any = None
+    telemetry: Telemetry | None = None
 
 
 @dataclass(frozen=True)
@@ -260,7 +261,9 @@ def _read_window(boot: int, number: int, folder: Path) -> Window:
             raise RunProblem(f"{file}: wanted {name!r} as a list of {kind.__name__}, one a request")
     record = _stored(CounterRecord, folder / "counters.json") if (folder / "counters.json").is_file() else None
     counted = difference(record.before, record.after) if record and record.after is not None else None
-    return Window(boot, number, arrays, counted, _series(record, folder), record)
+    telemetry = folder / "telemetry.npz"
+    seen = read_telemetry(telemetry) if telemetry.is_file() else None
+    return Window(boot, number, arrays, counted, _series(record, folder), record, seen)
 
 
 def _series(record: CounterRecord | None, folder: Path) -> Series | None:

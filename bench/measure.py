@@ -3,7 +3,7 @@
 import gzip
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -22,8 +22,9 @@ from bench.sampler import CounterSampler
 from bench.watch import Watch
 from images.console import note, stage
 from images.errors import EngineProblem, Problem, UsageProblem
+from recipes.run import docker, process
 from recipes.run.fetch import fetch, fetch_json
-from recipes.run.process import Server, serve
+from recipes.run.process import Server
 from recipes.run.supervised import interrupts_held
 
 WARM_UP_WAVES = 2
@@ -108,7 +109,7 @@ def _target(plan: Plan, folder: Path, boot: int, recorder: Recorder) -> Iterator
     try:
         with ExitStack() as stack:
             with stage(f"boot {boot}: starting the engine") as update:
-                server = stack.enter_context(serve(plan.spec, plan.engine, log, update))
+                server = stack.enter_context(_serve(plan, log, update))
             _record_boot(plan, folder, boot, server, recorder)
             yield Target(server.url, server.served_name, server.alive, log, server.processes)
     finally:
@@ -117,6 +118,12 @@ def _target(plan: Plan, folder: Path, boot: int, recorder: Recorder) -> Iterator
                 text = anonymous(log.read_text(errors="replace"), plan)
                 log.unlink()
                 (folder / "server.log.gz").write_bytes(gzip.compress(text.encode(), mtime=0))
+
+
+def _serve(plan: Plan, log: Path, progress: Callable[[str], None]) -> AbstractContextManager[Server]:
+    if plan.box is None:
+        return process.serve(plan.spec, plan.engine, log, progress)
+    return docker.serve(plan.spec, plan.box, log, progress)
 
 
 def _record_boot(plan: Plan, folder: Path, boot: int, server: Server, recorder: Recorder) -> None:

@@ -47,7 +47,7 @@ class Built:
     `id` is sha256:… of its configuration; `version` the engine's; `fresh` is false where an earlier build was used.
     """
 
-    image: str
+    name: str
     source: str
     id: str
     digest: str | None
@@ -62,6 +62,10 @@ class Built:
     def reference(self) -> str:
         """How a container names it: the registry's digest, else the id."""
         return self.digest or self.id
+
+    def command(self) -> list[str]:
+        """The start of every vLLM command line in a container of it."""
+        return ["vllm"]
 
 
 def build_image(order: Order) -> Built:
@@ -234,7 +238,7 @@ def _built(
 ) -> Built:
     patches = declared_patches(facts.name) if source == "build" else ()
     return Built(
-        image=facts.name,
+        name=facts.name,
         source=source,
         id=image.id,
         digest=digest,

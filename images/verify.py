@@ -47,7 +47,7 @@ def inside(built: Built, device: str | None = None, options: Sequence[str] = ())
 
     Raises ImageProblem when it can't be run at all.
     """
-    build = declaration(built.image).sources.build
+    build = declaration(built.name).sources.build
     uid = build.uid if build else 1000
     argv = ["docker", "run", "--rm", "--network", "none", "--read-only", "--cap-drop", "ALL"]
     argv += ["--label", f"{LABEL}.kind=verify", "--security-opt", "no-new-privileges", "--user", f"{uid}:{uid}"]
@@ -64,7 +64,7 @@ def inside(built: Built, device: str | None = None, options: Sequence[str] = ())
     argv += ["--platform", built.platform, "--version", built.version, "--uid", str(uid), *options]
     findings = []
     with Popen(argv, stdin=DEVNULL, stdout=PIPE, stderr=PIPE, text=True) as process:
-        with stage(f"proving the image {built.image} from within, without a network") as update:
+        with stage(f"proving the image {built.name} from within, without a network") as update:
             for line in process.stdout:
                 finding = Finding(**json.loads(line))
                 findings.append(finding)

@@ -14,7 +14,7 @@ from recipes.machine import load_machines, machine_profile
 from recipes.model_files import differing_files, observed_files
 from recipes.rules import TABLE_VERSION
 from recipes.schema import Recipe
-from recipes.spec import IMAGE, serving_spec
+from recipes.spec import IMAGE, IMAGE_ID, serving_spec
 
 SCHEMA = 1
 MODEL = "{model}"
@@ -35,7 +35,7 @@ def parse_images(texts: list[str]) -> Images:
     found = {}
     for text in texts:
         platform, _, image = text.partition("=")
-        if platform not in {"linux/arm64", "linux/amd64"} or not IMAGE.fullmatch(image):
+        if platform not in {"linux/arm64", "linux/amd64"} or not (IMAGE.fullmatch(image) or IMAGE_ID.fullmatch(image)):
             raise UsageProblem(f"--image {text}: wanted linux/arm64=NAME@sha256:… or linux/amd64=NAME@sha256:…")
         found[platform] = image
     return Images(found)

@@ -67,7 +67,7 @@ def why_not(recipe: Recipe, facts: dict) -> str | None:
         return "needs an NVIDIA GPU"
     if recipe.model.repo and not recipe.model.revision:
         return f"needs a confirmed revision of {recipe.model.repo} (model.revision)"
-    return "needs a container of the cuda engine, which this version can't build yet" if on_gpu else None
+    return None
 
 
 def require_applies(recipe: Recipe, facts: dict) -> None:

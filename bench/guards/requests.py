@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from bench.analyse import succeeded
+from bench.analyse import in_flight, succeeded
 from bench.evidence import Evidence, Window
 from bench.guards.guard import Guard, worst
 
@@ -62,12 +62,12 @@ def degenerate_text(evidence: Evidence) -> Iterator[Guard]:
 
 def dispatch_delay(evidence: Evidence) -> Iterator[Guard]:
     """A stream's next request leaves soon after the one before it ended: else the client is the limit."""
-    concurrency = evidence.recipe.benchmark.concurrency
 
     def share(window: Window) -> float | None:
         good = succeeded(window.arrays)
         ttft = window.arrays["ttft_s"][good]
-        starts = np.sort(window.arrays["start_s"])[concurrency:]
+        streams = int(in_flight(window.arrays)[1].max()) if len(good) else 0
+        starts = np.sort(window.arrays["start_s"])[streams:]
         ends = np.sort(window.arrays["start_s"] + window.arrays["e2e_s"])[: len(starts)]
         if not len(starts) or not len(ttft) or not np.median(ttft) > 0:
             return None

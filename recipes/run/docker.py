@@ -120,7 +120,7 @@ def create(client: docker.DockerClient, spec: ServingSpec, box: Container, kind:
     _refuse_taken_name(client, name)
     options = sdk_options(spec, box)
     options["labels"] = {**options["labels"], KIND: kind, f"{LABEL}.port": str(spec.port), f"{LABEL}.url": spec.url}
-    options["labels"][f"{LABEL}.served_name"] = spec.served_name
+    options["labels"] |= {f"{LABEL}.served_name": spec.served_name, f"{LABEL}.stop_timeout_s": str(spec.stop_timeout_s)}
     try:
         return client.containers.create(box.image, list(spec.argv), name=name, **options)
     except ImageNotFound as error:
@@ -176,9 +176,7 @@ def _refuse_taken_name(client: docker.DockerClient, name: str) -> None:
     except NotFound:
         return
     if f"{LABEL}.recipe" not in found.labels:
-        raise EngineProblem(
-            f"a container {name!r} exists that isn't ours (no label {LABEL}.recipe): rename or remove it"
-        )
+        raise EngineProblem(f"a container {name!r} exists that isn't ours (no label {LABEL}.recipe): rename it")
     if found.status == "running":
         raise EngineProblem(
             f"{found.labels[f'{LABEL}.recipe']} already runs in the container {name!r} "

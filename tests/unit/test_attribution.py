@@ -32,7 +32,7 @@ def row(folder: Path, target, step_s: float, acceptance: float) -> dict:
     e2e = TOKENS / acceptance * step_s
     later = TOKENS - 1
     arrays = closed_loop(target.benchmark.concurrency, requests, TOKENS, (e2e - step_s) / later, 1, step_s)
-    counted = counters(target, round(drafts * (acceptance - 1)), drafts)
+    counted = counters(target, round(drafts * (acceptance - 1)), drafts, arrays)
     verdict = judge(read_evidence(write_run(folder, target, boots=[[arrays]] * 3, counted=counted)))
     return verdict["claims"][0]
 
