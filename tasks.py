@@ -5,30 +5,13 @@ from pathlib import Path
 
 from invoke import Collection, Exit, task
 
+from bench.tasks import RECIPE, RUNS, export, finish, noise, verdict
 from images.errors import UsageProblem
 from images.front_door import open_door
 
 ROOT = Path(__file__).resolve().parent
-RUNS = str(ROOT / ".runs")
 CACHE = "/var/lib/station-recipes/cache"
 RUNTIME = "process or docker; default: as the recipe says"
-RECIPE = "recipe id or family, such as micro/mtp1; `./inv list` shows them"
-
-
-def _finish(run: Path, as_json: bool) -> None:
-    """Judge a fresh run, print it, end with its exit code; the run's folder is the last line."""
-    from bench.report.text import print_verdict
-    from bench.verdict import EXIT_CODES, write_verdict
-    from images.console import emit_json, out
-    from images.yaml_source import shown
-
-    verdict = write_verdict(run)
-    if as_json:
-        emit_json({**verdict, "run": shown(run)})
-    else:
-        print_verdict(verdict, out())
-        print(f"\n{shown(run)}")
-    raise Exit(code=EXIT_CODES[verdict["state"]])
 
 
 @task(
@@ -47,7 +30,28 @@ def reproduce(_c, recipe=None, port=0, boots=0, windows=0, runtime=None, out=RUN
     from bench.measure import measure
     from bench.plan import Options, gather
 
-    _finish(measure(gather(Options(recipe, port, boots, windows, runtime)), Path(out)), json)
+    finish(measure(gather(Options(recipe, port, boots, windows, runtime)), Path(out)), json)
+
+
+@task(
+    help={
+        "recipe": f"{RECIPE}; its engine's client is measured; default: the one for this machine",
+        "json": "print JSON",
+    }
+)
+def ceiling(_c, recipe=None, json=False):
+    """Measure, once a machine and engine, what one load client can do; runs then name it beside their number."""
+    from bench.ceiling import measure_ceiling, print_ceiling
+    from bench.ceilings import store_ceiling
+    from images.engine import ensure_engine
+    from recipes.load import first_choice, load_recipe
+    from recipes.machine import machine_facts
+
+    machine = machine_facts()
+    loaded = load_recipe(recipe or first_choice(machine["slug"])[0])
+    engine = ensure_engine(loaded.recipe.engine.image)
+    found = measure_ceiling(engine, machine)
+    print_ceiling(found, store_ceiling(engine, machine, found), json)
 
 
 @task(
@@ -68,7 +72,7 @@ def bench(_c, recipe=None, url=None, windows=0, out=RUNS, json=False):
         raise UsageProblem("bench needs --recipe and --url. To serve and measure in one go: ./inv reproduce --recipe …")
     plan = gather(Options(recipe, 0, 1, windows, url=require_url(url)))
     require_model(plan)
-    _finish(measure(plan, Path(out)), json)
+    finish(measure(plan, Path(out)), json)
 
 
 @task(
@@ -137,7 +141,7 @@ def quality(_c, recipe=None, run=None, against=None, port=0, runtime=None, out=R
     made = measure(quality_only(gather(Options(recipe, port, 1, 1, runtime, load=False))), Path(out))
     if against and not json:
         _compare_quality(Path(against), made, json)
-    _finish(made, json)
+    finish(made, json)
 
 
 def _compare_quality(before: Path, after: Path, as_json: bool) -> None:
@@ -153,12 +157,6 @@ def _compare_quality(before: Path, after: Path, as_json: bool) -> None:
         emit_json({"before": str(before), "after": str(after), "paired": differences})
         return
     print_paired(first.recipe.id, second.recipe.id, differences, out())
-
-
-@task(positional=["run"], help={"run": "a run's folder", "json": "print verdict.json instead of tables"})
-def verdict(_c, run, json=False):
-    """Judge a run again from its folder alone; writes verdict.json there."""
-    _finish(Path(run), json)
 
 
 @task(
@@ -348,11 +346,14 @@ def lint(_c, fix=False):
 ns = Collection(
     reproduce,
     bench,
+    ceiling,
     quality,
     serve,
     status,
     stop,
     verdict,
+    export,
+    noise,
     build,
     pins,
     check,

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from bench.ceilings import stored_ceiling
+from bench.clients import choose_clients
 from bench.runfolder import SCHEMA, dump_json, write_text
 from images.build import Built
 from images.command import run as run_command
@@ -44,6 +46,10 @@ class Recorder:
         """
         load = plan.loaded.recipe.benchmark
         self.stage = "preparing"
+        self.clients = 1
+        self._ceiling = stored_ceiling(plan.engine, plan.machine)
+        self._expected: tuple[float | None, str] | None = None
+        self._concurrency = load.concurrency
         self.prompt_digests: dict[str, str] = {}
         self.manifest = {
             "schema": SCHEMA,
@@ -58,6 +64,7 @@ class Recorder:
             "seed": load.seed,
             "url": plan.url,
             "boots": [],
+            "load": [],
             # Until the run is closed, this is true: a tool killed by force leaves just this behind.
             "failure": {"stage": "unknown", "cause": "the record was never closed: the tool itself was killed"},
         }
@@ -66,6 +73,29 @@ class Recorder:
         """Write the manifest as it stands."""
         self.manifest["run"] = run.name
         write_text(run / "manifest.json", dump_json(self.manifest))
+
+    def choose_clients(self, expected_chunks_s: float | None) -> None:
+        """Decide how many client processes apply the load: once a run, by its first warm-up."""
+        if self._expected is None:
+            ceiling = self._ceiling["chunks_per_s"] if self._ceiling else None
+            self.clients, why = choose_clients(expected_chunks_s, ceiling, self._concurrency)
+            self._expected = expected_chunks_s, why
+
+    def load_applied(self, place: tuple[int, int], streams: list[int], prompts: list[int], skew_s: float) -> None:
+        """Record which client processes sent a window's load: streams and prompts of each, skew of their starts."""
+        expected, why = self._expected or (None, "")
+        self.manifest["load"].append(
+            {
+                "boot": place[0],
+                "window": place[1],
+                "clients": len(streams),
+                "streams": streams,
+                "prompts": prompts,
+                "start_skew_s": round(skew_s, 6),
+                "expected_chunks_per_s": None if expected is None else round(expected, 1),
+                "why": why,
+            }
+        )
 
     def succeeded(self) -> None:
         """Record that every planned window was measured."""
@@ -120,14 +150,13 @@ def anonymous(text: str, plan: Plan) -> str:
     return text
 
 
-def not_measured() -> dict:
-    """What machine.json says of the measures that this version doesn't make."""
-    why = "not measured by this version"
-    return {
-        "noise_floor": None,
-        "client_ceiling": None,
-        "reasons": {"noise_floor": why, "client_ceiling": why},
-    }
+def stored_measures(plan: Plan) -> dict:
+    """What machine.json says beside the facts: measures of this machine made earlier, or why there is none."""
+    ceiling = stored_ceiling(plan.engine, plan.machine)
+    reasons = {"noise_floor": "not measured by this version"}
+    if ceiling is None:
+        reasons["client_ceiling"] = "not measured on this machine with this engine: ./inv ceiling"
+    return {"noise_floor": None, "client_ceiling": ceiling, "reasons": reasons}
 
 
 def now() -> str:

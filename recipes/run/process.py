@@ -29,7 +29,8 @@ Progress = Callable[[str], None]
 class Server:
     """A ready server of ours: it has answered a real completion under the right model name.
 
-    `argv` and `env` are the live ones, read from the running process; `boot_s` is start to ready.
+    `argv` and `env` are the live ones, read from the running process; `boot_s` is start to ready; `processes`
+    gives the pids of all it consists of now, on this machine.
     """
 
     url: str
@@ -39,6 +40,7 @@ class Server:
     env: dict[str, str]
     boot_s: float
     alive: Callable[[], bool]
+    processes: Callable[[], list[int]]
 
 
 def environment(spec: ServingSpec) -> dict[str, str]:
@@ -71,6 +73,7 @@ def serve(spec: ServingSpec, engine: Engine, log: Path, progress: Progress = lam
             env=dict(pair.split("=", 1) for pair in _live(process.pid, "environ") if "=" in pair),
             boot_s=time.monotonic() - started,
             alive=process.alive,
+            processes=process.processes,
         )
 
 
