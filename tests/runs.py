@@ -121,15 +121,23 @@ def telemetry(
     facts = {"power_limit_default_w": default_w}
     record = {"uuid": "GPU-made", "lacks": {}, "lost_s": lost_s, "facts": facts}
     meta = {
-        **{"schema": 1, "rate_hz": 5.0, "started_s": float(begin), "ended_s": float(end), "gaps": gaps},
-        **{"no_gpu": None if gpu is not None else "no NVIDIA driver", "gpus": [record] if gpu is not None else []},
+        "schema": 1,
+        "rate_hz": 5.0,
+        "started_s": float(begin),
+        "ended_s": float(end),
+        "gaps": gaps,
+        "no_gpu": None if gpu is not None else "no NVIDIA driver",
+        "gpus": [record] if gpu is not None else [],
         "processes": [{"role": "client", "index": 0}, {"role": "server", "index": 0}],
-        **{"foreign": [], "overhead": {}, "kept_every": 1, "stuck": False},
+        "foreign": [],
+        "overhead": {},
+        "kept_every": 1,
+        "stuck": False,
     }
     values = {name: np.full((count, len(meta["gpus"])), (gpu or {}).get(name, np.nan)) for name in GPU_ARRAYS}
     spent = np.stack([client * (times - begin), 1.5 * (times - begin)], axis=1)
     host = {name: np.zeros(count) for name in ("host_cpu_s", "host_load1", "host_memory_used_b", "sampler_cpu_s")}
-    shares = {"process_cpu_s": spent, "process_rss_b": np.full((count, 2), 1e9)}
+    shares = {"process_cpu_s": spent, "process_wait_s": 0.01 * spent, "process_rss_b": np.full((count, 2), 1e9)}
     return Telemetry(meta, {"time_s": times, **values, **shares, **host})
 
 
