@@ -80,6 +80,14 @@ class Imported(Stored):
     differs: list[Text] = []
 
 
+class WindowLoad(Stored):
+    """How the load of one window was applied: by how many client processes."""
+
+    boot: int
+    window: int
+    clients: int
+
+
 class Manifest(Stored):
     """manifest.json: the run's fingerprint. `schema_` says what a run of its time recorded."""
 
@@ -90,6 +98,7 @@ class Manifest(Stored):
     boots: list[BootRecord] = []
     url: str | None = None
     imported: Imported | None = None
+    load: list[WindowLoad] = []
     failure: Failure | None
 
     @property
@@ -116,6 +125,13 @@ class NoiseFloor(Stored):
     metrics: dict[str, MetricNoise]
 
 
+class ClientCeiling(Stored):
+    """What one load client process on this machine could do with a whole core."""
+
+    chunks_per_s: FiniteFloat | None = None
+    limited_by: str | None = None
+
+
 class Machine(Stored):
     """machine.json: facts of the machine."""
 
@@ -124,6 +140,7 @@ class Machine(Stored):
     memory_gb: float | None = None
     gpus: list[dict] = []
     noise_floor: NoiseFloor | None = None
+    client_ceiling: ClientCeiling | None = None
     reasons: dict | None = None
 
 

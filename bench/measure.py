@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from bench.continuity import host_identity
 from bench.counters import Counters, read_counters, series_of
 from bench.load import run_window, save_window, warm_up
+from bench.noise import with_noise_floor
 from bench.observe import observed
 from bench.prompts import as_jsonl, digest, load_tokenizer, make_prompts, window_seed
 from bench.quality.runner import ask_suite, save_answers
@@ -53,7 +54,9 @@ def measure(plan: Plan, root: Path) -> Path:
     try:
         recorder.write(run)
         write_recipe(run, plan.loaded.recipe)
-        write_text(run / "machine.json", dump_json({**plan.machine, **stored_measures(plan)}))
+        identity = None if plan.url else plan.engine.identity
+        machine = with_noise_floor({**plan.machine, **stored_measures(plan)}, identity, plan.loaded.recipe.family)
+        write_text(run / "machine.json", dump_json(machine))
         _boots(plan, run, recorder)
         recorder.succeeded()
     except KeyboardInterrupt:

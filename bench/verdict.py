@@ -125,18 +125,28 @@ def _figures(evidence: Evidence, measured: Measurement, voided: list[Guard]) -> 
         }
     else:
         reasons = measured.gpu.reasons | _why_missing(figures, measured)
-    noise, why_not = _noise_floor(evidence)
-    return {**figures, "noise_floor": noise}, reasons | ({} if noise else {"noise_floor": why_not})
+    known = {"noise_floor": _noise_floor(evidence), "client_ceiling": _client_ceiling(evidence)}
+    told = evidence.machine.reasons or {}
+    unknown = {name: told.get(name, "not recorded in this run") for name, value in known.items() if value is None}
+    return {**figures, **known}, reasons | unknown
 
 
-def _noise_floor(evidence: Evidence) -> tuple[dict | None, str]:
-    """The noise floor the run knew when it began, relative, by metric; or None and the reason."""
+def _noise_floor(evidence: Evidence) -> dict | None:
+    """The noise floor the run knew when it began: relative, by metric."""
     record = evidence.machine.noise_floor
     if record is None:
-        said = (evidence.machine.reasons or {}).get("noise_floor")
-        return None, said if isinstance(said, str) else "not recorded in this run"
+        return None
     floors = {name: noise.relative for name, noise in sorted(record.metrics.items())}
-    return {"run": record.run, "boots": record.boots, "relative": floors}, ""
+    return {"run": record.run, "boots": record.boots, "relative": floors}
+
+
+def _client_ceiling(evidence: Evidence) -> dict | None:
+    """What a client process could do here, and how many applied the load."""
+    ceiling = evidence.machine.client_ceiling
+    if ceiling is None:
+        return None
+    clients = max((load.clients for load in evidence.manifest.load), default=1)
+    return {"chunks_per_s": ceiling.chunks_per_s, "limited_by": ceiling.limited_by, "clients": clients}
 
 
 def _why_missing(figures: dict, measured: Measurement) -> dict:

@@ -36,7 +36,7 @@ def live_settings(evidence: Evidence) -> Iterator[Guard]:
     """The engine's process had the arguments and the environment that the recipe renders to."""
     for name, pick in (("live_argv", lambda boot: boot.argv), ("live_env", lambda boot: boot.env)):
         states = [(boot.number, pick(boot)) for boot in evidence.boots if pick(boot) and pick(boot).live]
-        measured = {window.boot for window in evidence.windows} if evidence.manifest.url is None else set()
+        measured = {window.boot for window in evidence.windows} if not evidence.manifest.foreign else set()
         unrecorded = sorted(measured - {number for number, _ in states})
         if unrecorded:
             yield Guard(name, False, f"not recorded on boot {unrecorded}", "equal", "", "boots/<n> of the run")
@@ -70,7 +70,7 @@ def quality_complete(evidence: Evidence) -> Iterator[Guard]:
     for suite in quality.suites:
         wanted = [item.id for item in suite_items(suite, quality.seed, quality.items)]
         got = [answer["id"] for answer in evidence.quality.get(suite, [])]
-        ok = got == wanted
+        ok = None if evidence.manifest.imported else got == wanted
         yield Guard("quality_complete", ok, len(got), len(wanted), "items", f"quality/{suite}.jsonl")
 
 
