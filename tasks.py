@@ -233,9 +233,10 @@ def noise(_c, recipe=None, run=None, boots=5, port=0, out=RUNS, json=False):
     """Measure this machine's noise floor: one recipe, boot after boot. Bare: show what is known."""
     from bench.measure import measure
     from bench.noise import print_noise, require_question
+    from bench.plan import Options, gather
 
     require_question(recipe, run, boots)
-    made = measure(_plan(recipe, port, boots, 0), Path(out)) if recipe else None
+    made = measure(gather(Options(recipe, port, boots, 0)), Path(out)) if recipe else None
     raise Exit(code=print_noise(made or (Path(run) if run else None), made is not None, json))
 
 

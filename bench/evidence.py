@@ -27,7 +27,7 @@ NAMES = {
     "gaps_us": np.integer,
     "error": np.str_,
 }
-OPTIONAL = {"looping": np.bool_}  # windows of the first schema lack them
+OPTIONAL = {"looping": np.bool_, "client": np.int16}  # windows of the first schema lack them
 
 
 class Stored(BaseModel):
