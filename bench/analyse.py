@@ -216,26 +216,27 @@ def _mean(values: np.ndarray) -> float:
 
 
 def _tokens_within(arrays: Arrays, bounds: tuple[float, float]) -> float:
-    """Tokens between two moments; a chunk on an edge counts by the share of its span that lies inside.
+    """Tokens between two moments, whole requests exactly; one across an edge counts by time.
 
-    Only requests across an edge are looked at chunk by chunk.
+    Its first token spans the TTFT, the rest flows evenly to its end. Chunks would say less: the client doesn't
+    see how many tokens one holds, and a last chunk may hold few (stream intervals, speculative decoding).
     """
     start, end, good = arrays["start_s"], arrays["start_s"] + arrays["e2e_s"], succeeded(arrays)
     inside = good & (start >= bounds[0]) & (end <= bounds[1])
-    across = np.flatnonzero(good & ~inside & (end > bounds[0]) & (start < bounds[1]))
-    keys = [arrays[name][across] for name in ("output_tokens", "ttft_s", "e2e_s", "start_s")]
-    total = float(arrays["output_tokens"][inside].astype(np.int64).sum())
-    parts = []
-    for block in _blocks(arrays, across[np.lexsort(keys)]):
-        begin, arrival, weight = chunk_spans(arrays, block)
-        length = np.clip(arrival, *bounds) - np.clip(begin, *bounds)
-        share = np.where(
-            arrival > begin,
-            length / np.maximum(arrival - begin, 1e-9),
-            (arrival > bounds[0]) & (arrival <= bounds[1]),
-        )
-        parts.append(np.sort(weight * share).sum())
-    return total + float(sum(parts))
+    across = good & ~inside & (end > bounds[0]) & (start < bounds[1])
+    start, end = start[across], end[across]
+    first = start + arrays["ttft_s"][across]
+    tokens = arrays["output_tokens"][across].astype(float)
+    head = np.where(end > first, 1.0, tokens)
+    parts = head * _share(start, first, bounds) + (tokens - head) * _share(first, end, bounds)
+    return float(arrays["output_tokens"][inside].astype(np.int64).sum()) + float(np.sort(parts).sum())
+
+
+def _share(begin: np.ndarray, end: np.ndarray, bounds: tuple[float, float]) -> np.ndarray:
+    """The share of each span that lies between two moments; a span of no length lies at its end."""
+    length = np.clip(end, *bounds) - np.clip(begin, *bounds)
+    point = (end > bounds[0]) & (end <= bounds[1])
+    return np.where(end > begin, length / np.maximum(end - begin, 1e-9), point)
 
 
 def latencies_ms(windows: list[Arrays]) -> dict[str, dict[str, float | None]]:

@@ -9,7 +9,6 @@ from bench.evidence import Evidence
 from bench.measurement import Measurement
 from bench.statistics import (
     BOOTS_FOR_INTERVAL,
-    FLOOR_TOO_WIDE,
     agreed,
     boots_needed,
     decide,
@@ -68,9 +67,7 @@ def judge_claim(claim: Claim, evidence: Evidence, measured: Measurement, voided:
     }
 
 
-def _judge(
-    claim: Claim, evidence: Evidence, measured: Measurement, boots: list[float], voided: list[str]
-) -> Judged:
+def _judge(claim: Claim, evidence: Evidence, measured: Measurement, boots: list[float], voided: list[str]) -> Judged:
     if voided:
         return Judged("INVALID", f"voided by {', '.join(voided)}")
     otherwise = incomparable(claim, evidence)
@@ -106,9 +103,7 @@ def judge_boots(claim: Claim, evidence: Evidence, measured: Measurement, boots: 
     known = Judged("", "", interval95(boots), used, floor)
     if len(boots) < BOOTS_FOR_INTERVAL:
         have = "one boot, no interval" if len(boots) == 1 else f"{len(boots)} boots"
-        return _with(
-            known, "INCONCLUSIVE", f"{have}: {BOOTS_FOR_INTERVAL} are needed", BOOTS_FOR_INTERVAL - len(boots)
-        )
+        return _with(known, "INCONCLUSIVE", f"{have}: {BOOTS_FOR_INTERVAL} are needed", BOOTS_FOR_INTERVAL - len(boots))
     estimates = {"whole run": boots} if claim.metric == "output_tok_s" else {"": boots}
     if claim.metric == "output_tok_s":
         if not measured.steady:

@@ -5,13 +5,14 @@ import zipfile
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
 from bench.counters import Counters, Series, as_series, difference
 from bench.runfolder import is_number, read_json, read_recipe, seal_faults, windows_of
+from bench.telemetry.store import Telemetry, read_telemetry
 from images.errors import Problem, RunProblem
 from recipes.schema import Recipe, Text
 
@@ -26,7 +27,7 @@ NAMES = {
     "gaps_us": np.integer,
     "error": np.str_,
 }
-OPTIONAL = {"looping": np.bool_}  # windows of the first schema lack them
+OPTIONAL = {"looping": np.bool_, "client": np.int16}  # windows of the first schema lack them
 
 
 class Stored(BaseModel):
@@ -36,10 +37,17 @@ class Stored(BaseModel):
 
 
 class ImageRecord(Stored):
-    """The container image of an engine: the digest that is pinned, and the one that ran."""
+    """The container image that was to serve: its id, and how containers were to name it (a digest, or the id)."""
 
-    pinned: str | None = None
-    running: str | None = None
+    id: str | None = None
+    reference: str | None = None
+
+
+class BootRecord(Stored):
+    """What the manifest says of one boot: the id of the image that its container really had."""
+
+    boot: int
+    image: str | None = None
 
 
 class EngineRecord(Stored):
@@ -72,6 +80,14 @@ class Imported(Stored):
     differs: list[Text] = []
 
 
+class WindowLoad(Stored):
+    """How the load of one window was applied: by how many client processes."""
+
+    boot: int
+    window: int
+    clients: int
+
+
 class Manifest(Stored):
     """manifest.json: the run's fingerprint. `schema_` says what a run of its time recorded."""
 
@@ -79,8 +95,10 @@ class Manifest(Stored):
     planned_windows: int
     engine: EngineRecord
     model: ModelRecord
+    boots: list[BootRecord] = []
     url: str | None = None
     imported: Imported | None = None
+    load: list[WindowLoad] = []
     failure: Failure | None
 
     @property
@@ -107,6 +125,13 @@ class NoiseFloor(Stored):
     metrics: dict[str, MetricNoise]
 
 
+class ClientCeiling(Stored):
+    """What one load client process on this machine could do with a whole core."""
+
+    chunks_per_s: FiniteFloat | None = None
+    limited_by: str | None = None
+
+
 class Machine(Stored):
     """machine.json: facts of the machine."""
 
@@ -115,6 +140,7 @@ class Machine(Stored):
     memory_gb: float | None = None
     gpus: list[dict] = []
     noise_floor: NoiseFloor | None = None
+    client_ceiling: ClientCeiling | None = None
     reasons: dict | None = None
 
 
@@ -168,7 +194,7 @@ class Window:
     counted: Counters | None
     series: Series | None = None
     record: CounterRecord | None = None
-    telemetry: Any = None
+    telemetry: Telemetry | None = None
 
 
 @dataclass(frozen=True)
@@ -243,7 +269,9 @@ def _read_window(boot: int, number: int, folder: Path) -> Window:
             raise RunProblem(f"{file}: wanted {name!r} as a list of {kind.__name__}, one a request")
     record = _stored(CounterRecord, folder / "counters.json") if (folder / "counters.json").is_file() else None
     counted = difference(record.before, record.after) if record and record.after is not None else None
-    return Window(boot, number, arrays, counted, _series(record, folder), record)
+    telemetry = folder / "telemetry.npz"
+    seen = read_telemetry(telemetry) if telemetry.is_file() else None
+    return Window(boot, number, arrays, counted, _series(record, folder), record, seen)
 
 
 def _series(record: CounterRecord | None, folder: Path) -> Series | None:

@@ -3,7 +3,7 @@
 import gzip
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from bench.continuity import host_identity
 from bench.counters import Counters, read_counters, series_of
 from bench.load import run_window, save_window, warm_up
+from bench.noise import with_noise_floor
 from bench.observe import observed
 from bench.prompts import as_jsonl, digest, load_tokenizer, make_prompts, window_seed
 from bench.quality.runner import ask_suite, save_answers
@@ -21,8 +22,9 @@ from bench.sampler import CounterSampler
 from bench.watch import Watch
 from images.console import note, stage
 from images.errors import EngineProblem, Problem, UsageProblem
+from recipes.run import docker, process
 from recipes.run.fetch import fetch, fetch_json
-from recipes.run.process import Server, serve
+from recipes.run.process import Server
 from recipes.run.supervised import interrupts_held
 
 WARM_UP_WAVES = 2
@@ -52,7 +54,9 @@ def measure(plan: Plan, root: Path) -> Path:
     try:
         recorder.write(run)
         write_recipe(run, plan.loaded.recipe)
-        write_text(run / "machine.json", dump_json({**plan.machine, **stored_measures(plan)}))
+        identity = None if plan.url else plan.engine.identity
+        machine = with_noise_floor({**plan.machine, **stored_measures(plan)}, identity, plan.loaded.recipe.family)
+        write_text(run / "machine.json", dump_json(machine))
         _boots(plan, run, recorder)
         recorder.succeeded()
     except KeyboardInterrupt:
@@ -105,7 +109,7 @@ def _target(plan: Plan, folder: Path, boot: int, recorder: Recorder) -> Iterator
     try:
         with ExitStack() as stack:
             with stage(f"boot {boot}: starting the engine") as update:
-                server = stack.enter_context(serve(plan.spec, plan.engine, log, update))
+                server = stack.enter_context(_serve(plan, log, update))
             _record_boot(plan, folder, boot, server, recorder)
             yield Target(server.url, server.served_name, server.alive, log, server.processes)
     finally:
@@ -116,6 +120,12 @@ def _target(plan: Plan, folder: Path, boot: int, recorder: Recorder) -> Iterator
                 (folder / "server.log.gz").write_bytes(gzip.compress(text.encode(), mtime=0))
 
 
+def _serve(plan: Plan, log: Path, progress: Callable[[str], None]) -> AbstractContextManager[Server]:
+    if plan.box is None:
+        return process.serve(plan.spec, plan.engine, log, progress)
+    return docker.serve(plan.spec, plan.box, log, progress)
+
+
 def _record_boot(plan: Plan, folder: Path, boot: int, server: Server, recorder: Recorder) -> None:
     rendered = [*plan.engine.command(), *plan.spec.argv]
     argv = {"rendered": rendered, "live": server.argv}
@@ -123,7 +133,7 @@ def _record_boot(plan: Plan, folder: Path, boot: int, server: Server, recorder: 
     live_env = {name: server.env.get(name) for name in plan.spec.env}
     env = {"rendered": plan.spec.env, "live": live_env}
     write_text(folder / "env.json", anonymous(dump_json(env), plan))
-    recorder.manifest["boots"].append({"boot": boot, "boot_s": round(server.boot_s, 1)})
+    recorder.manifest["boots"].append({"boot": boot, "boot_s": round(server.boot_s, 1), "image": server.image})
 
 
 def _measure_boot(plan: Plan, run: Path, boot: int, target: Target, recorder: Recorder) -> None:

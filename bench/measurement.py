@@ -6,10 +6,10 @@ import numpy as np
 
 from bench.analyse import WindowResult, analyse_window, latencies_ms, succeeded
 from bench.attribution import Factors, mean_factors, mean_running, speculates, window_factors
+from bench.conditions import GpuMeans, gpu_means
 from bench.counters import acceptance_length
 from bench.evidence import Evidence, Window
 from bench.quality.score import score_suite
-from bench.conditions import GpuMeans, gpu_means
 from recipes.schema import Claim
 
 LATENCY_CLAIMS = {"ttft_p95_ms": "ttft", "tpot_p95_ms": "tpot"}

@@ -10,12 +10,15 @@ from bench.evidence import Evidence, NoiseFloor, read_evidence
 from bench.guards import run_guards
 from bench.measurement import measure_evidence
 from bench.runfolder import dump_json, read_json, write_text
-from bench.statistics import BOOTS_FOR_INTERVAL, noise_floor, spread
+from bench.statistics import BOOTS_FOR_INTERVAL, noise_floor, smallest_difference, spread
+from images.console import emit_json, note, out, table
 from images.errors import Problem, RunProblem, UsageProblem
+from images.yaml_source import shown
 from recipes.machine import machine_facts
 from recipes.run.longlived import state_root
 
 SCHEMA = 1
+INVALID = 7  # the exit code of a run that proves nothing
 # Metrics whose value depends on the machine's speed, so that boots scatter.
 METRICS = ("output_tok_s", "output_tok_s_steady", "ttft_p95_ms", "tpot_p95_ms")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
@@ -142,3 +145,58 @@ def learn(run: Path, state: Path | None = None) -> tuple[dict, Path]:
     voided = [guard.id for guard in run_guards(evidence) if guard.voids]
     record = floor_of(evidence, values, run.resolve().name, voided, machine_facts())
     return record, store(record, state)
+
+
+def require_question(recipe: str | None, run: str | None, boots: int) -> None:
+    """Raise UsageProblem where what is asked makes no sense; nothing is started yet."""
+    if recipe and run:
+        raise UsageProblem("noise takes either --recipe NAME, to make an A/A run, or --run RUN, to use one")
+    if recipe and boots < BOOTS_FOR_INTERVAL:
+        raise UsageProblem(f"--boots {boots}: a noise floor needs {BOOTS_FOR_INTERVAL} boots, and five are better")
+
+
+def print_noise(run: Path | None, fresh: bool, as_json: bool) -> int:
+    """Learn a run's noise floor (None: take those stored on this machine) and print it; the exit code.
+
+    Of a `fresh` run the folder is printed last, whatever it shows. Raises as `learn` does for one that isn't.
+    """
+    try:
+        records = [learn(run)[0]] if run else stored_floors()
+    except Problem as problem:
+        if not fresh:
+            raise
+        note(f"✘ {problem}")
+        records = None
+    if as_json:
+        emit_json({"floors": records, "run": shown(run)} if fresh else records)
+    elif records is not None:
+        _print_floors(records)
+    if fresh and not as_json:
+        out().print(f"\n{shown(run)}")
+    return INVALID if records is None else 0
+
+
+def _print_floors(records: list[dict]) -> None:
+    console = out()
+    if not records:
+        console.print("No noise floor is known on this machine. ./inv noise --recipe NAME measures one.")
+        return
+    rows = [
+        (
+            f"{record['family']} on {record['machine']}",
+            metric,
+            f"{each['relative_sd']:.2%}",
+            f"{each['relative']:.2%}",
+            f"{record['boots']} boots of {record['recipe']}",
+            record["run"],
+        )
+        for record in records
+        for metric, each in record["metrics"].items()
+    ]
+    columns = ("family", "metric", "between boots", "noise floor", "from", "run")
+    console.print(table("Noise: one configuration, boot after boot", columns, rows))
+    for record in records:
+        sd = record["metrics"].get("output_tok_s", {}).get("relative_sd")
+        if sd:
+            seen = ", ".join(f"{boots} boots {smallest_difference(boots, sd):.1%}" for boots in (3, 6, 10))
+            console.print(f"{record['family']}: a shortfall beyond the tolerance is seen, 4 times in 5, from: {seen}")

@@ -10,7 +10,7 @@ from bench.record import Plan
 from bench.telemetry.devices import open_devices
 from bench.telemetry.sampler import Sampler, Watched
 from bench.telemetry.store import save_telemetry
-from images.engine import image_facts
+from images.declaration import declaration
 from images.errors import UsageProblem
 from recipes.machine import gpu_device, load_machines, machine_profile
 from recipes.run.supervised import interrupts_held
@@ -22,7 +22,7 @@ LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 def gpus_of(plan: Plan) -> tuple[list[str], str | None]:
     """The UUIDs of the GPUs that a plan's engine runs on; or none, and why."""
     recipe = plan.loaded.recipe
-    if image_facts(recipe.engine.image)["device"] != "cuda":
+    if declaration(recipe.engine.image).device != "cuda":
         return [], "the engine runs on the CPU"
     if plan.url and urlsplit(plan.url).hostname not in LOOPBACK:
         return [], "the server is not known to run on this machine"

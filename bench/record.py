@@ -8,13 +8,14 @@ from pathlib import Path
 from bench.ceilings import stored_ceiling
 from bench.clients import choose_clients
 from bench.runfolder import SCHEMA, dump_json, write_text
+from images.build import Built
 from images.command import run as run_command
 from images.engine import Engine
 from images.index import cache_root
 from recipes.load import Loaded
 from recipes.model_files import observed_files
 from recipes.rules import TABLE_VERSION
-from recipes.spec import ServingSpec
+from recipes.spec import Container, ServingSpec
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -23,15 +24,16 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 class Plan:
     """Everything a run needs, gathered before anything is started. `url`: a server someone else runs.
 
-    Without `load` only the quality suites are run.
+    Without `load` only the quality suites are run. With `box` the engine runs in a container of an image.
     """
 
     loaded: Loaded
-    engine: Engine
+    engine: Engine | Built
     spec: ServingSpec
     machine: dict
     url: str | None = None
     load: bool = True
+    box: Container | None = None
 
 
 class Recorder:
@@ -115,6 +117,7 @@ def _engine_record(plan: Plan) -> dict:
         "identity": plan.engine.identity,
         "patches": list(plan.engine.patches),
         "client": client,
+        "image": None if plan.box is None else {"id": plan.engine.id, "reference": plan.box.image},
     }
 
 
@@ -136,7 +139,7 @@ def anonymous(text: str, plan: Plan) -> str:
     """Write this machine's folders by name, so that a published run tells nothing of anybody's disk."""
     names = {
         str(plan.spec.model_path): "{model}",
-        str(plan.engine.python.parent.parent): "{engine}",
+        **({str(plan.engine.python.parent.parent): "{engine}"} if plan.box is None else {}),
         str(REPOSITORY): "{repository}",
         str(cache_root()): "{cache}",
         str(Path.home()): "{home}",

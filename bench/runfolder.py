@@ -11,8 +11,9 @@ from typing import Any
 import yaml
 
 from images.errors import RunProblem
+from images.validate import validate
 from images.yaml_source import read_yaml
-from recipes.load import as_data, validate
+from recipes.load import as_data
 from recipes.model_files import sha256
 from recipes.schema import Recipe
 

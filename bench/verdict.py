@@ -28,13 +28,16 @@ EXIT_CODES = {
 }
 WORST_FIRST = ("INVALID", "NOT_REPRODUCED", "INCONCLUSIVE", "NOT_COMPARABLE", "EXCEEDED", "REPRODUCED")
 
+
 def judge(evidence: Evidence) -> dict:
     """Judge a run: the mapping of verdict.json (contracts.md), figures rounded to six digits."""
     guards = run_guards(evidence)
     voided = [guard for guard in guards if guard.voids]
     measured = measure_evidence(evidence)
-    ids = [guard.id for guard in voided]
-    claims = [judge_claim(claim, evidence, measured, ids) for claim in evidence.recipe.claims]
+    claims = [
+        judge_claim(claim, evidence, measured, [guard.id for guard in voided if guard.voids_metric(claim.metric)])
+        for claim in evidence.recipe.claims
+    ]
     figures, reasons = _figures(evidence, measured, voided)
     verdict = {
         "schema": SCHEMA,
@@ -86,10 +89,13 @@ def _setting(evidence: Evidence) -> dict:
 
 
 def overall_state(claims: list[Claim], judged: list[dict], voided: list[Guard]) -> str:
-    """The worst state over the claims that judge; MEASURED where none does."""
-    if voided:
-        return "INVALID"
+    """The worst state over the claims that judge; MEASURED where none does.
+
+    A guard that voids only what was timed leaves claims that need no clock; with none of those it voids the run.
+    """
     states = {row["state"] for claim, row in zip(claims, judged, strict=True) if claim.judge}
+    if any(guard.scope == "run" for guard in voided) or (voided and not states):
+        return "INVALID"
     return next((state for state in WORST_FIRST if state in states), "MEASURED")
 
 
@@ -115,27 +121,41 @@ def _figures(evidence: Evidence, measured: Measurement, voided: list[Guard]) -> 
         "conditions": measured.gpu.conditions,
         "quality": measured.quality or None,
     }
-    if voided:
-        why = f"the run is invalid ({', '.join(guard.id for guard in voided)}): it gives no figure"
-        reasons = dict.fromkeys(figures, why)
-        figures = dict.fromkeys(figures) | {
+    reasons = measured.gpu.reasons | _why_missing(figures, measured)
+    lost = [name for name in figures if any(guard.voids_metric(name) for guard in voided)]
+    if lost:
+        names = ", ".join(guard.id for guard in voided)
+        whole = any(guard.scope == "run" for guard in voided)
+        why = f"the run is invalid ({names}): it gives no figure" if whole else f"nothing timed counts ({names})"
+        reasons = {key: said for key, said in reasons.items() if key.partition(".")[0] not in lost}
+        reasons |= dict.fromkeys(lost, why)
+        emptied = {
             "output_tok_s": dict.fromkeys(rates),
             "streams": {**dict.fromkeys(figures["streams"]), "asked": figures["streams"]["asked"]},
         }
-    else:
-        reasons = measured.gpu.reasons | _why_missing(figures, measured)
-    noise, why_not = _noise_floor(evidence)
-    return {**figures, "noise_floor": noise}, reasons | ({} if noise else {"noise_floor": why_not})
+        figures |= dict.fromkeys(lost) | {name: value for name, value in emptied.items() if name in lost}
+    known = {"noise_floor": _noise_floor(evidence), "client_ceiling": _client_ceiling(evidence)}
+    told = evidence.machine.reasons or {}
+    unknown = {name: told.get(name, "not recorded in this run") for name, value in known.items() if value is None}
+    return {**figures, **known}, reasons | unknown
 
 
-def _noise_floor(evidence: Evidence) -> tuple[dict | None, str]:
-    """The noise floor the run knew when it began, relative, by metric; or None and the reason."""
+def _noise_floor(evidence: Evidence) -> dict | None:
+    """The noise floor the run knew when it began: relative, by metric."""
     record = evidence.machine.noise_floor
     if record is None:
-        said = (evidence.machine.reasons or {}).get("noise_floor")
-        return None, said if isinstance(said, str) else "not recorded in this run"
+        return None
     floors = {name: noise.relative for name, noise in sorted(record.metrics.items())}
-    return {"run": record.run, "boots": record.boots, "relative": floors}, ""
+    return {"run": record.run, "boots": record.boots, "relative": floors}
+
+
+def _client_ceiling(evidence: Evidence) -> dict | None:
+    """What a client process could do here, and how many applied the load."""
+    ceiling = evidence.machine.client_ceiling
+    if ceiling is None:
+        return None
+    clients = max((load.clients for load in evidence.manifest.load), default=1)
+    return {"chunks_per_s": ceiling.chunks_per_s, "limited_by": ceiling.limited_by, "clients": clients}
 
 
 def _why_missing(figures: dict, measured: Measurement) -> dict:

@@ -12,6 +12,7 @@ from bench.load import compact
 from bench.reference.engine import Engine, Request, Settings
 from bench.reference.faults import Fault
 from bench.reference.metrics import exposition
+from bench.sampler import pauses_s
 
 LOOP = "ab" * 5000
 
@@ -65,7 +66,7 @@ def simulate(
     arrivals = [(begin_s + rng.uniform(0, 0.002), number) for number in range(min(concurrency, prompts))]
     heapq.heapify(arrivals)
     queued, samples = len(arrivals), []
-    before = _look(engine, begin_s)
+    before, pauses = _look(engine, begin_s), pauses_s()
     now, next_look, died = begin_s, begin_s, False
     while arrivals or not engine.idle:
         if engine.idle:
@@ -85,7 +86,7 @@ def simulate(
             streams[request] = stream
         while next_look <= end:
             samples.append(_look(engine, next_look))
-            next_look += 1.0
+            next_look += next(pauses)
         for chunk in engine.step(now, end):
             stream = streams[chunk.request]
             if chunk.finish != "error":

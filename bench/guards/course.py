@@ -25,8 +25,9 @@ def cold_engine(evidence: Evidence) -> Iterator[Guard]:
     """Nothing was compiled or tuned inside a window.
 
     Three signs: the server's log says so between the window's begin and end; no stream got anything for a
-    time that is over 1% of the window and five times the tenth longest pause; the median gap between chunks in
-    the first fifth of the window is a quarter longer than in the rest.
+    time that is over 1% of the window and five times the tenth longest pause (while all of them wait for their
+    first token: five times the median TTFT); the median gap between chunks in the first fifth of the window is
+    a quarter longer than in the rest.
     """
     found = []
     for window in evidence.windows:
@@ -52,19 +53,24 @@ def _paused(window: Window) -> Iterator[str]:
     good = succeeded(window.arrays)
     if good.sum() < 2:
         return
-    start = float(window.arrays["start_s"][good].min())
-    arrivals = np.sort(chunk_spans(window.arrays)[1])
-    # Before the first token there is a prefill, so the first pause is held against the usual TTFT as well.
+    begin, end, _ = chunk_spans(window.arrays)
+    arrivals = np.sort(end)
     pauses = np.diff(arrivals)
-    first = float(arrivals[0] - start)
-    recurring = float(np.sort(pauses)[-min(RECURS, len(pauses))]) if len(pauses) else 0.0
-    least = SILENCE_SHARE * float(arrivals[-1] - start)
-    longest = float(pauses.max()) if len(pauses) else 0.0
-    if longest > max(least, SILENCE_FACTOR * recurring):
-        yield f"no stream got a token for {longest:.3g} s, where the tenth longest pause is {recurring:.3g} s"
+    least = SILENCE_SHARE * float(arrivals[-1] - window.arrays["start_s"][good].min())
     usual = float(np.median(window.arrays["ttft_s"][good]))
-    if first > max(least, SILENCE_FACTOR * max(recurring, usual)):
+    recurring = float(np.sort(pauses)[-min(RECURS, len(pauses))]) if len(pauses) else 0.0
+    # Before the first token, and where every stream waits for its first, a pause is a prefill: held against the TTFT.
+    first = float(arrivals[0] - begin.min())
+    if first > max(least, SILENCE_FACTOR * usual):
         yield f"the first token came after {first:.3g} s, where the median TTFT is {usual:.3g} s"
+    decoding = np.arange(len(begin)) >= good.sum()  # chunk_spans gives every request's first chunk first
+    for place in np.argsort(pauses)[::-1][:RECURS]:
+        since, until = arrivals[place], arrivals[place + 1]
+        midway = bool((decoding & (begin <= since) & (end >= until)).any())
+        usual_pause = recurring if midway else max(recurring, usual)
+        if until - since > max(least, SILENCE_FACTOR * usual_pause):
+            yield f"no stream got a token for {until - since:.3g} s, where {usual_pause:.3g} s is usual"
+            return
 
 
 def _slow_head(window: Window) -> Iterator[str]:

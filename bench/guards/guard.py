@@ -21,6 +21,8 @@ EXPLAINS: dict[str, frozenset[str]] = {
     ),
     "finish_counters": frozenset({"output_lengths"}),
     "finished": frozenset({"live_argv", "live_env", "quality_complete"}),
+    "preemptions": frozenset({"straggler"}),
+    "cold_engine": frozenset({"straggler"}),
     "gpu_lost": frozenset({"telemetry_gaps"}),
 }
 
@@ -94,6 +96,15 @@ def with_causes(guards: list[Guard]) -> list[Guard]:
         for follower in failed
     }
     return [replace(guard, because=causes[guard.id]) if guard.failed else guard for guard in guards]
+
+
+def span(window: Window) -> tuple[float, float] | None:
+    """The first start and the last end (s) of a window's requests; None for one that lasted no time."""
+    starts = window.arrays["start_s"]
+    if not len(starts):
+        return None
+    begin, end = float(starts.min()), float((starts + window.arrays["e2e_s"]).max())
+    return (begin, end) if end > begin else None
 
 
 def worst(

@@ -36,7 +36,7 @@ def live_settings(evidence: Evidence) -> Iterator[Guard]:
     """The engine's process had the arguments and the environment that the recipe renders to."""
     for name, pick in (("live_argv", lambda boot: boot.argv), ("live_env", lambda boot: boot.env)):
         states = [(boot.number, pick(boot)) for boot in evidence.boots if pick(boot) and pick(boot).live]
-        measured = {window.boot for window in evidence.windows} if evidence.manifest.url is None else set()
+        measured = {window.boot for window in evidence.windows} if not evidence.manifest.foreign else set()
         unrecorded = sorted(measured - {number for number, _ in states})
         if unrecorded:
             yield Guard(name, False, f"not recorded on boot {unrecorded}", "equal", "", "boots/<n> of the run")
@@ -70,18 +70,20 @@ def quality_complete(evidence: Evidence) -> Iterator[Guard]:
     for suite in quality.suites:
         wanted = [item.id for item in suite_items(suite, quality.seed, quality.items)]
         got = [answer["id"] for answer in evidence.quality.get(suite, [])]
-        ok = got == wanted
+        ok = None if evidence.manifest.imported else got == wanted
         yield Guard("quality_complete", ok, len(got), len(wanted), "items", f"quality/{suite}.jsonl")
 
 
 def image_digest(evidence: Evidence) -> Iterator[Guard]:
-    """The image that ran is the image that is pinned. An engine that runs as a process has none: not asked."""
+    """Every boot's container had the image that is pinned. An engine that runs as a process has none: not asked."""
     image = evidence.manifest.engine.image
-    if image is None and evidence.recipe.runtime.kind == "process":
+    if image is None:
         return
-    pinned, running = (image.pinned, image.running) if image else (None, None)
-    ok = pinned == running if pinned and running else None
-    yield Guard("image_digest", ok, running, pinned or "a pinned digest", "", "manifest.json, engine.image")
+    running = [boot.image for boot in evidence.manifest.boots]
+    ok = None if not running or image.id is None or None in running else set(running) == {image.id}
+    said = ", ".join(sorted({str(each) for each in running})) if ok is not None else None
+    source = f"the containers' image against {image.reference or 'the record'}"
+    yield Guard("image_digest", ok, said, image.id or "the pinned image", "", source)
 
 
 def uninterrupted(evidence: Evidence) -> Iterator[Guard]:

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from bench.analyse import analyse_window, steady_bounds
+from bench.analyse import analyse_window
 from bench.counters import Series, acceptance_length, falls, mean_in_flight, prefix_hit_share
 from bench.evidence import Evidence, Window
-from bench.guards.guard import Guard, worst
+from bench.guards.guard import Guard, span, worst
 from recipes.schema import Claim
 
 GENERATION_LIMIT = 0.005
@@ -94,21 +94,14 @@ def counter_gaps(evidence: Evidence) -> Iterator[Guard]:
     """The server's counters could be read all through the window, at its end too."""
 
     def share(window: Window) -> float | None:
-        if window.record is None or window.series is None or not len(window.arrays["start_s"]):
+        bounds = span(window)
+        if window.record is None or window.series is None or bounds is None:
             return None
-        if window.record.after is None:
-            return 1.0
-        return _uncovered(window.series, *_span(window))
+        return 1.0 if window.record.after is None else _uncovered(window.series, *bounds)
 
     most = worst(evidence, share)
     ok = None if most is None else most <= GAP_LIMIT
     yield Guard("counter_gaps", ok, most, GAP_LIMIT, "share of the window without a look", "/metrics at 1 Hz")
-
-
-def _span(window: Window) -> tuple[float, float]:
-    """The first start and the last end (s) of a window's requests."""
-    starts = window.arrays["start_s"]
-    return float(starts.min()), float((starts + window.arrays["e2e_s"]).max())
 
 
 def _uncovered(series: Series, begin: float, end: float) -> float:
@@ -116,7 +109,7 @@ def _uncovered(series: Series, begin: float, end: float) -> float:
     good = series.t_s[np.isfinite(series.columns["generation_tokens"])]
     marks = np.concatenate([[begin], good[(good > begin) & (good < end)], [end]])
     missed = np.maximum(np.diff(marks) - 2 * SAMPLE_S, 0).sum()
-    return float(missed / (end - begin)) if end > begin else 0.0
+    return float(missed / (end - begin))
 
 
 def acceptance(evidence: Evidence) -> Iterator[Guard]:
@@ -149,14 +142,15 @@ def peak(evidence: Evidence) -> Iterator[Guard]:
     """The server's fastest second is as fast as the client's mean: else one of their clocks or counts is wrong."""
 
     def ratio(window: Window) -> float | None:
-        if window.series is None or not len(window.arrays["start_s"]):
+        bounds = span(window)
+        if window.series is None or bounds is None:
             return None
-        begin, end = _span(window)
+        begin, end = bounds
         known = np.isfinite(window.series.columns["generation_tokens"])
         times, tokens = window.series.t_s[known], window.series.columns["generation_tokens"][known]
         inside = (times >= begin) & (times <= end)
         times, tokens = times[inside], tokens[inside]
-        mean = float(window.arrays["output_tokens"].sum()) / max(end - begin, 1e-9)
+        mean = float(window.arrays["output_tokens"].sum()) / (end - begin)
         if len(times) < 3 or times[-1] - times[0] < PEAK_COVERAGE * (end - begin) or not mean > 0:
             return None
         rates = np.diff(tokens) / np.maximum(np.diff(times), 1e-9)
@@ -176,11 +170,10 @@ def little(evidence: Evidence) -> Iterator[Guard]:
 
     def off(window: Window) -> float | None:
         result = analyse_window(window.arrays, concurrency)
-        bounds = steady_bounds(window.arrays, concurrency)
-        if result.steady is None or not result.little or not result.n_eff or bounds is None:
+        if result.steady is None or not result.little or not result.n_eff or result.bounds is None:
             return None
         in_flight = result.n_eff
-        seen = mean_in_flight(window.series, *bounds) if window.series is not None else None
+        seen = mean_in_flight(window.series, *result.bounds) if window.series is not None else None
         if seen and seen[1] >= LITTLE_SAMPLES:
             in_flight = seen[0]
         return abs(result.steady / result.little * concurrency - in_flight) / concurrency

@@ -10,20 +10,7 @@ from bench.guards import run_guards
 from bench.runfolder import dump_json, seal, window_folder
 from bench.verdict import EXIT_CODES, judge, write_verdict
 from images.errors import Problem
-from tests.runs import MODEL_FILES, closed_loop, counters, recipe, write_run
-
-
-def claim(metric: str, published: float, tolerance: float, machine: str = "any", **more: object) -> dict:
-    return {
-        "id": metric,
-        "metric": metric,
-        "published": published,
-        "tolerance": tolerance,
-        "status": "measured",
-        "machine": machine,
-        "source": "a test",
-        **more,
-    }
+from tests.runs import MODEL_FILES, claim, closed_loop, counters, recipe, write_run
 
 
 def spoiled_window(change: str) -> dict:
@@ -173,7 +160,10 @@ def test_one_boot_has_no_interval_and_says_so(tmp_path: Path):
 
 
 def test_whole_run_and_steady_state_have_to_agree(tmp_path: Path):
-    verdict = judged_rates(tmp_path / "run", boots_at(1000.0, 1001.0, 1002.0, ramp=0.08))
+    claims = [claim("output_tok_s", 1000, 30, "cpu-x86-64")]
+    waive = {"waive": [{"guard": "straggler", "reason": "the test's ramp is one"}]}
+    subject = recipe(claims=claims, benchmark={**LONG, "boots": 3}, proof=waive)
+    verdict = judged_rates(tmp_path / "run", boots_at(1000.0, 1001.0, 1002.0, ramp=0.08), subject)
     row = verdict["claims"][0]
     assert verdict["output_tok_s"]["whole"] < 940 and verdict["output_tok_s"]["steady"] > 999
     assert row["state"] == "INCONCLUSIVE" and row["more_boots"] is None
