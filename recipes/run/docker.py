@@ -12,7 +12,7 @@ from docker.models.containers import Container as DockerContainer
 from docker.types import DeviceRequest, Healthcheck, Mount, Ulimit
 
 from images.command import run
-from images.docker_engine import LABEL, DockerProblem, docker_engine
+from images.docker_engine import LABEL, DockerProblem, docker_engine, is_remote
 from images.errors import EngineProblem
 from recipes.render import (
     HEALTH_INTERVAL_S,
@@ -24,6 +24,7 @@ from recipes.render import (
     health,
     mounts,
 )
+from recipes.run.carried import carry
 from recipes.run.process import Progress, Server, refuse_taken_port, wait_ready
 from recipes.run.supervised import Supervised, base_environment, interrupts_held, supervised
 from recipes.run.tunnel import tunnel
@@ -120,6 +121,10 @@ def create(client: docker.DockerClient, spec: ServingSpec, box: Container, kind:
     name = container_name(spec.recipe_id)
     _refuse_taken_name(client, name)
     options = sdk_options(spec, box)
+    if is_remote() and spec.model_path is not None:
+        volume = carry(client, box.image, spec.model_path)
+        here = [mount for mount in options["mounts"] if mount["Target"] != str(spec.model_path)]
+        options["mounts"] = [*here, Mount(str(spec.model_path), volume, type="volume", read_only=True)]
     options["labels"] = {**options["labels"], KIND: kind, f"{LABEL}.port": str(spec.port), f"{LABEL}.url": spec.url}
     options["labels"] |= {f"{LABEL}.served_name": spec.served_name, f"{LABEL}.stop_timeout_s": str(spec.stop_timeout_s)}
     try:
