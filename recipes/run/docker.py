@@ -27,6 +27,7 @@ from recipes.render import (
 from recipes.run.carried import carry
 from recipes.run.process import Progress, Server, refuse_taken_port, wait_ready
 from recipes.run.supervised import Supervised, base_environment, interrupts_held, supervised
+from recipes.run.supervisor import descendants_of
 from recipes.run.tunnel import tunnel
 from recipes.spec import CACHE_IN_CONTAINER, Container, ServingSpec
 
@@ -97,6 +98,8 @@ def serve(spec: ServingSpec, box: Container, log: Path, progress: Progress = lam
             env=live[1],
             boot_s=time.monotonic() - started,
             alive=process.alive,
+            processes=lambda: host_processes(container),
+            image=container.attrs.get("Image"),
         )
 
 
@@ -211,3 +214,16 @@ def live_state(container: DockerContainer) -> tuple[list[str], dict[str, str]]:
     attributes = container.attrs
     argv = [attributes["Path"], *attributes["Args"]]
     return argv, dict(pair.split("=", 1) for pair in attributes["Config"]["Env"] if "=" in pair)
+
+
+def host_processes(container: DockerContainer) -> list[int]:
+    """The pids of a running container's processes as this machine counts them; none where it runs on another.
+
+    That the pid is this container's is asked of the kernel: a Docker engine may be anywhere.
+    """
+    pid = container.attrs["State"]["Pid"]
+    try:
+        ours = bool(pid) and container.id in Path(f"/proc/{pid}/cgroup").read_text()
+    except OSError:
+        ours = False
+    return [pid, *descendants_of(pid)] if ours else []
