@@ -5,6 +5,7 @@ from pathlib import Path
 
 from invoke import Collection, Exit, task
 
+from images import tasks as image_tasks
 from images.errors import UsageProblem
 from images.front_door import open_door
 
@@ -307,6 +308,7 @@ def lint(_c, fix=False):
 ns = Collection(
     *(reproduce, bench, quality, serve, status, stop, verdict),
     *(check, render, lock, diff, ladder, list_, test, lint),
+    image=image_tasks.ns,
 )
 
 
