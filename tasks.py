@@ -6,6 +6,7 @@ from pathlib import Path
 from invoke import Collection, Exit, task
 
 from bench.tasks import RECIPE, RUNS, export, finish, noise, verdict
+from images import tasks as image_tasks
 from images.errors import UsageProblem
 from images.front_door import open_door
 
@@ -364,6 +365,7 @@ ns = Collection(
     list_,
     test,
     lint,
+    image=image_tasks.ns,
 )
 
 
