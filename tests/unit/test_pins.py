@@ -1,6 +1,8 @@
 """Pins: they answer what was asked for, hold on every platform of their image, and say so without a network."""
 
+import hashlib
 import shutil
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +12,7 @@ from images.declaration import declaration
 from images.errors import EngineProblem, UsageProblem
 from images.pins import PinSet, Place, chosen_sets, faults, inputs_digest, pin_sets, places, wheel_pins
 from images.pins_file import Pin, entries
+from images.wheels import ensure_wheels
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 CUDA = pin_sets()["cuda"]
@@ -147,6 +150,34 @@ def test_a_pin_for_other_systems_only_is_left_out():
 def test_a_pin_that_is_no_wheel_somewhere_is_an_error_that_says_where(files, where):
     with pytest.raises(EngineProblem, match=f"thing 1.0 has no wheel for {where}"):
         wheel_pins([package(*files)], places(CUDA))
+
+
+def wheel(folder: Path, content: str) -> str:
+    """A small wheel in `folder`; returns its sha256."""
+    file = folder / "thing-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(file, "w") as packed:
+        packed.writestr("thing.py", content)
+        packed.writestr("thing-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: thing\nVersion: 1.0\n")
+        packed.writestr("thing-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        packed.writestr("thing-1.0.dist-info/RECORD", "")
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def test_a_wheel_that_is_not_the_pinned_one_is_refused_and_leaves_no_wheelhouse(tmp_path, monkeypatch):
+    """pip itself, against an index (a folder) that serves an altered file under a pinned name."""
+    (tmp_path / "index").mkdir()
+    (tmp_path / "thing").mkdir()
+    (tmp_path / "thing/pins.txt").write_text(f"thing==1.0 \\\n    --hash=sha256:{wheel(tmp_path / 'index', 'x = 1')}\n")
+    (tmp_path / "control.txt").write_text((tmp_path / "thing/pins.txt").read_text().replace("thing==", "uv=="))
+    wheel(tmp_path / "index", "x = 2")
+    monkeypatch.setattr("images.wheels.IMAGES", tmp_path)
+    monkeypatch.setattr("images.wheels.CONTROL_PINS", tmp_path / "control.txt")
+    for name, value in {"NO_INDEX": "1", "FIND_LINKS": str(tmp_path / "index"), "CONFIG_FILE": "/dev/null"}.items():
+        monkeypatch.setenv(f"PIP_{name}", value)
+    monkeypatch.setenv("STATION_RECIPES_CACHE", str(tmp_path / "cache"))
+    with pytest.raises(EngineProblem, match="a downloaded wheel is not the pinned one: the index serves altered files"):
+        ensure_wheels("thing", "linux/arm64", "3.12", None)
+    assert not list((tmp_path / "cache").rglob("complete")) and not list((tmp_path / "cache").rglob("*.whl"))
 
 
 def test_pins_are_checked_from_the_front_door_without_a_network(inv):
