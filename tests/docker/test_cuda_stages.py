@@ -20,7 +20,7 @@ from tests.docker.conftest import docker
 IDENTITY = "test-cuda-stages"
 FACTS = declaration("cuda")
 ENGINE = docker_engine() if shutil.which("docker") and docker("info").returncode == 0 else None
-FEW = ("nvidia-cuda-runtime",)  # it has CUDA's headers, and the library that everything links with
+FEW = ("nvidia-cuda-crt", "nvidia-cuda-runtime")  # CUDA's headers, and the library that everything links with
 
 
 def base_of(name: str, folder: Path) -> BaseImage:
