@@ -1,59 +1,18 @@
 """The front door's tasks: each parses, calls one function, prints, and sets the exit code."""
 
-import os
-import signal
 import sys
 from pathlib import Path
 
-from invoke import Collection, Config, Exit, Program, task
-from invoke.exceptions import ParseError
+from invoke import Collection, Exit, task
 
-from images.errors import Problem, UsageProblem, nearest
+from bench.tasks import RECIPE, RUNS, export, finish, noise, verdict
+from images import tasks as image_tasks
+from images.errors import UsageProblem
+from images.front_door import open_door
 
 ROOT = Path(__file__).resolve().parent
-RUNS = str(ROOT / ".runs")
 CACHE = "/var/lib/station-recipes/cache"
-RECIPE = "recipe id or family, such as micro/mtp1; `./inv list` shows them"
-
-
-def _plan(recipe: str | None, port: int, boots: int, windows: int, url: str | None = None, load: bool = True):
-    """Gather everything a run needs; nothing is started yet."""
-    from bench.record import Plan
-    from images.console import note
-    from images.engine import ensure_engine
-    from recipes.load import first_choice, load_recipe, with_options
-    from recipes.machine import load_machines, machine_facts, machine_profile, require_applies
-    from recipes.rules import require_rules
-    from recipes.spec import serving_spec
-
-    machine = machine_facts()
-    name, why = (recipe, "asked for") if recipe else first_choice(machine["slug"])
-    loaded = with_options(load_recipe(name), port, boots, windows)
-    require_rules(loaded)
-    require_applies(loaded.recipe, machine)
-    note(f"Recipe {loaded.recipe.id}: {loaded.recipe.title} ({why})")
-    spec = serving_spec(loaded, machine_profile(machine, load_machines()))
-    if url is None:
-        from recipes.run.process import refuse_taken_port
-
-        refuse_taken_port(spec.host, spec.port)
-    return Plan(loaded, ensure_engine(loaded.recipe.engine.image), spec, machine, url, load)
-
-
-def _finish(run: Path, as_json: bool) -> None:
-    """Judge a fresh run, print it, end with its exit code; the run's folder is the last line."""
-    from bench.report.text import print_verdict
-    from bench.verdict import EXIT_CODES, write_verdict
-    from images.console import emit_json, out
-    from images.yaml_source import shown
-
-    verdict = write_verdict(run)
-    if as_json:
-        emit_json({**verdict, "run": shown(run)})
-    else:
-        print_verdict(verdict, out())
-        print(f"\n{shown(run)}")
-    raise Exit(code=EXIT_CODES[verdict["state"]])
+RUNTIME = "process or docker; default: as the recipe says"
 
 
 @task(
@@ -62,15 +21,38 @@ def _finish(run: Path, as_json: bool) -> None:
         "port": "port on 127.0.0.1 instead of the recipe's",
         "boots": "lives of the server instead of the recipe's number",
         "windows": "measured loads a boot instead of the recipe's number",
+        "runtime": RUNTIME,
         "out": "folder for runs (default .runs in the repository)",
         "json": "print verdict.json instead of tables",
     }
 )
-def reproduce(_c, recipe=None, port=0, boots=0, windows=0, out=RUNS, json=False):
+def reproduce(_c, recipe=None, port=0, boots=0, windows=0, runtime=None, out=RUNS, json=False):
     """Serve a recipe, measure it, judge its claims: the main job, from nothing to a verdict."""
     from bench.measure import measure
+    from bench.plan import Options, gather
 
-    _finish(measure(_plan(recipe, port, boots, windows), Path(out)), json)
+    finish(measure(gather(Options(recipe, port, boots, windows, runtime)), Path(out)), json)
+
+
+@task(
+    help={
+        "recipe": f"{RECIPE}; its engine's client is measured; default: the one for this machine",
+        "json": "print JSON",
+    }
+)
+def ceiling(_c, recipe=None, json=False):
+    """Measure, once a machine and engine, what one load client can do; runs then name it beside their number."""
+    from bench.ceiling import measure_ceiling, print_ceiling
+    from bench.ceilings import store_ceiling
+    from images.engine import ensure_engine
+    from recipes.load import first_choice, load_recipe
+    from recipes.machine import machine_facts
+
+    machine = machine_facts()
+    loaded = load_recipe(recipe or first_choice(machine["slug"])[0])
+    engine = ensure_engine(loaded.recipe.engine.image)
+    found = measure_ceiling(engine, machine)
+    print_ceiling(found, store_ceiling(engine, machine, found), json)
 
 
 @task(
@@ -85,27 +67,30 @@ def reproduce(_c, recipe=None, port=0, boots=0, windows=0, out=RUNS, json=False)
 def bench(_c, recipe=None, url=None, windows=0, out=RUNS, json=False):
     """Measure a running server with a recipe's benchmark; says what it could not fingerprint."""
     from bench.measure import measure, require_model, require_url
+    from bench.plan import Options, gather
 
     if not recipe or not url:
         raise UsageProblem("bench needs --recipe and --url. To serve and measure in one go: ./inv reproduce --recipe …")
-    plan = _plan(recipe, 0, 1, windows, require_url(url))
+    plan = gather(Options(recipe, 0, 1, windows, url=require_url(url)))
     require_model(plan)
-    _finish(measure(plan, Path(out)), json)
+    finish(measure(plan, Path(out)), json)
 
 
 @task(
     help={
         "recipe": f"{RECIPE}; default: the one for this machine",
         "port": "port on 127.0.0.1 instead of the recipe's",
+        "runtime": RUNTIME,
         "json": "print the server's record",
     }
 )
-def serve(_c, recipe=None, port=0, json=False):
+def serve(_c, recipe=None, port=0, runtime=None, json=False):
     """Start a recipe's server and leave it running; `./inv status` finds it, `./inv stop` ends it."""
+    from bench.plan import Options, gather
     from recipes.run.servers import serve_recipe
 
-    plan = _plan(recipe, port, 0, 0)
-    serve_recipe(plan.spec, plan.engine, json)
+    plan = gather(Options(recipe, port, runtime=runtime))
+    serve_recipe(plan.spec, plan.engine, plan.box, json)
 
 
 @task(help={"json": "print JSON"})
@@ -136,14 +121,16 @@ def stop(_c, port=0, drain=60, json=False):
         "run": "take the answers of this run instead of serving a recipe",
         "against": "a run to compare with, item by item (McNemar)",
         "port": "port on 127.0.0.1 instead of the recipe's",
+        "runtime": RUNTIME,
         "out": "folder for runs (default .runs in the repository)",
         "json": "print JSON instead of tables",
     }
 )
-def quality(_c, recipe=None, run=None, against=None, port=0, out=RUNS, json=False):
+def quality(_c, recipe=None, run=None, against=None, port=0, runtime=None, out=RUNS, json=False):
     """Serve a recipe and ask its quality suites, without a load; every item is kept in the run."""
     from bench.evidence import read_evidence
     from bench.measure import measure, quality_only
+    from bench.plan import Options, gather
 
     if run and not against:
         raise UsageProblem("quality --run RUN needs --against RUN. To ask the suites: ./inv quality --recipe …")
@@ -152,10 +139,10 @@ def quality(_c, recipe=None, run=None, against=None, port=0, out=RUNS, json=Fals
         return
     if against:
         read_evidence(Path(against))  # a wrong folder is said before an engine is started
-    made = measure(quality_only(_plan(recipe, port, 1, 1, load=False)), Path(out))
+    made = measure(quality_only(gather(Options(recipe, port, 1, 1, runtime, load=False))), Path(out))
     if against and not json:
         _compare_quality(Path(against), made, json)
-    _finish(made, json)
+    finish(made, json)
 
 
 def _compare_quality(before: Path, after: Path, as_json: bool) -> None:
@@ -171,12 +158,6 @@ def _compare_quality(before: Path, after: Path, as_json: bool) -> None:
         emit_json({"before": str(before), "after": str(after), "paired": differences})
         return
     print_paired(first.recipe.id, second.recipe.id, differences, out())
-
-
-@task(positional=["run"], help={"run": "a run's folder", "json": "print verdict.json instead of tables"})
-def verdict(_c, run, json=False):
-    """Judge a run again from its folder alone; writes verdict.json there."""
-    _finish(Path(run), json)
 
 
 @task(
@@ -197,6 +178,43 @@ def check(_c, recipe=None, all=False, schema=False, json=False):  # noqa: A002
     if bool(recipe) == all:
         raise UsageProblem("check needs either --recipe NAME or --all")
     raise Exit(code=check_recipes(None if all else recipe, json))
+
+
+@task(
+    help={
+        "recipe": f"{RECIPE}: its engine's image, and its lock",
+        "image": "an image by name instead: a folder below images/",
+        "source": "pull (upstream's, by digest) or build (from pinned wheels); default: as image.yaml declares",
+        "base": "what it is built on, NAME@sha256:…; default: as image.yaml declares",
+        "platform": "linux/amd64 or linux/arm64: refused unless the Docker engine runs it",
+        "archs": "GPU architectures instead of the declared ones, separated by commas",
+        "again": "build although the same image is there",
+        "verify": "prove the image again although it was proved",
+        "lock": "write the recipe's lock (--no-lock: don't)",
+        "out": "file of the lock (default <family>-<rung>.lock.json)",
+        "json": "print JSON",
+    }
+)
+def build(
+    _c,
+    recipe=None,
+    image=None,
+    source=None,
+    base=None,
+    platform=None,
+    archs=None,
+    again=False,
+    verify=False,
+    lock=True,
+    out=None,
+    json=False,
+):
+    """Bring a recipe's engine image into the Docker engine, prove it, and lock the recipe to it."""
+    from recipes.engine_image import build_engine, order_for, parse_archs
+
+    options = {"source": source, "base": base, "platform": platform, "cuda_archs": parse_archs(archs), "again": again}
+    order = order_for(recipe, image, **options)
+    build_engine(order, recipe, Path(out) if out else None, verify, lock, json)
 
 
 @task(
@@ -316,6 +334,26 @@ def test(c, require="", only="", k=""):
     raise Exit(code=min(code, 2))
 
 
+@task(
+    help={
+        "image": "cpu, cuda, or control for ./inv's own environment; default with --check: all",
+        "check": "only say whether the pins still answer what is asked for; needs no network",
+        "upgrade": "take the newest versions that fit, not those pinned now",
+        "json": "print the findings",
+    }
+)
+def pins(_c, image=None, check=False, upgrade=False, json=False):
+    """Resolve an environment's pins anew from its requirements, or check them without a network."""
+    from images.pins import check_pins, chosen_sets, resolve
+
+    if (check and upgrade) or not (image or check):
+        raise UsageProblem("pins needs --check, or --image NAME (and --upgrade for newer versions), not both")
+    sets = chosen_sets(image)
+    if not check:
+        resolve(sets[0], upgrade)
+    raise Exit(code=check_pins(sets, json))
+
+
 @task(help={"fix": "mend what can be mended"})
 def lint(_c, fix=False):
     """Check style and imports with ruff."""
@@ -331,66 +369,31 @@ def lint(_c, fix=False):
 
 
 ns = Collection(
-    *(reproduce, bench, quality, serve, status, stop, verdict),
-    *(check, render, lock, diff, ladder, list_, doctor, provision, test, lint),
+    reproduce,
+    bench,
+    ceiling,
+    quality,
+    serve,
+    status,
+    stop,
+    verdict,
+    export,
+    noise,
+    build,
+    pins,
+    check,
+    render,
+    lock,
+    diff,
+    ladder,
+    list_,
+    doctor,
+    provision,
+    test,
+    lint,
+    image=image_tasks.ns,
 )
 
 
-class NobodysConfig(Config):
-    """Invoke's configuration under a name of our own: a user's ~/.invoke.py is theirs, not ours to run."""
-
-    prefix = "station-recipes-invoke"
-
-
-class FrontDoor(Program):
-    """Invoke's program with the project's exit codes: wrong usage is 2, a problem is one message."""
-
-    def parse_core(self, argv):
-        """Parse; a mistake ends with status 2 and the nearest task's name."""
-        self._as_usage(super().parse_core, argv)
-
-    def parse_tasks(self):
-        """Parse; a mistake ends with status 2 and the nearest task's name."""
-        self._as_usage(super().parse_tasks)
-
-    def _as_usage(self, parse, *args):
-        try:
-            parse(*args)
-        except ParseError as error:
-            message = str(error)
-            unknown = message.split("'")[1] if message.startswith("No idea what") else ""
-            close = nearest(unknown, list(ns.task_names), count=1) if unknown else []
-            hint = f" Did you mean: {', '.join(close)}?" if close else ". `./inv TASK --help` explains a task."
-            raise Exit(message + hint, code=2) from None
-        except ValueError as error:  # Invoke's int() of an option's value
-            raise Exit(f"an option wants a number: {error}", code=2) from None
-
-    def execute(self):
-        """Run the tasks; a Problem is printed as one message."""
-        try:
-            super().execute()
-        except Problem as problem:
-            raise Exit(f"✘ {problem}", code=problem.exit_code) from None
-        except KeyboardInterrupt:
-            raise Exit("interrupted", code=1) from None
-        except BrokenPipeError:  # whoever read our output has had enough
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            raise Exit(code=141) from None
-
-
-def _arguments(argv: list[str]) -> list[str]:
-    """Put a task's --help before its name: after it, a positional argument would swallow it."""
-    asked = argv and argv[0] in ns.task_names and {"--help", "-h"} & set(argv)
-    return ["--help", argv[0]] if asked else argv
-
-
-def _terminated(*_: object) -> None:
-    raise KeyboardInterrupt
-
-
 if __name__ == "__main__":
-    # Said for SIGINT too: a shell that starts us in the background has it ignored, and then we'd never clean up.
-    for ending in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(ending, _terminated)
-    door = FrontDoor(name="station-recipes", binary="./inv", namespace=ns, version="0.1.0", config_class=NobodysConfig)
-    door.run(["./inv", *_arguments(sys.argv[1:])])
+    open_door(ns)

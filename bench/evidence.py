@@ -5,13 +5,14 @@ import zipfile
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, FiniteFloat, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
-from bench.counters import Counters, difference
+from bench.counters import Counters, Series, as_series, difference
 from bench.runfolder import is_number, read_json, read_recipe, seal_faults, windows_of
+from bench.telemetry.store import Telemetry, read_telemetry
 from images.errors import Problem, RunProblem
 from recipes.schema import Recipe, Text
 
@@ -26,6 +27,7 @@ NAMES = {
     "gaps_us": np.integer,
     "error": np.str_,
 }
+OPTIONAL = {"looping": np.bool_, "client": np.int16}  # windows of the first schema lack them
 
 
 class Stored(BaseModel):
@@ -34,12 +36,28 @@ class Stored(BaseModel):
     model_config = ConfigDict(extra="allow", frozen=True)
 
 
+class ImageRecord(Stored):
+    """The container image that was to serve: its id, and how containers were to name it (a digest, or the id)."""
+
+    id: str | None = None
+    reference: str | None = None
+
+
+class BootRecord(Stored):
+    """What the manifest says of one boot: the id of the image that its container really had."""
+
+    boot: int
+    image: str | None = None
+
+
 class EngineRecord(Stored):
-    """Which engine ran; `patches` are the declared changes to it."""
+    """Which engine ran; `patches` are the declared changes to it, `image` its container image if it had one."""
 
     name: str | None = None
+    identity: str | None = None
     answered: list[str] = []
     patches: list[dict] = []
+    image: ImageRecord | None = None
 
 
 class ModelRecord(Stored):
@@ -55,14 +73,63 @@ class Failure(Stored):
     cause: Text
 
 
-class Manifest(Stored):
-    """manifest.json: the run's fingerprint."""
+class Imported(Stored):
+    """Result files of somebody's load client, one a boot; `differs` is how their load differs from the recipe's."""
 
+    files: list[dict] = []
+    differs: list[Text] = []
+
+
+class WindowLoad(Stored):
+    """How the load of one window was applied: by how many client processes."""
+
+    boot: int
+    window: int
+    clients: int
+
+
+class Manifest(Stored):
+    """manifest.json: the run's fingerprint. `schema_` says what a run of its time recorded."""
+
+    schema_: int = Field(default=1, alias="schema", ge=1)
     planned_windows: int
     engine: EngineRecord
     model: ModelRecord
+    boots: list[BootRecord] = []
     url: str | None = None
+    imported: Imported | None = None
+    load: list[WindowLoad] = []
     failure: Failure | None
+
+    @property
+    def foreign(self) -> bool:
+        """Whether somebody else ran the server: what it is and how it was set can't be known."""
+        return self.url is not None or self.imported is not None
+
+
+class MetricNoise(Stored):
+    """How one metric scatters between boots, relative to its mean; `relative` is the noise floor."""
+
+    relative: Annotated[FiniteFloat, Field(ge=0)]
+    relative_sd: Annotated[FiniteFloat, Field(ge=0)]
+
+
+class NoiseFloor(Stored):
+    """The noise floor known when the run began: of which machine, engine and family, and by which A/A run."""
+
+    machine: str
+    engine: str
+    family: str
+    run: Text
+    boots: int
+    metrics: dict[str, MetricNoise]
+
+
+class ClientCeiling(Stored):
+    """What one load client process on this machine could do with a whole core."""
+
+    chunks_per_s: FiniteFloat | None = None
+    limited_by: str | None = None
 
 
 class Machine(Stored):
@@ -72,13 +139,26 @@ class Machine(Stored):
     cpu: dict = {}
     memory_gb: float | None = None
     gpus: list[dict] = []
+    noise_floor: NoiseFloor | None = None
+    client_ceiling: ClientCeiling | None = None
+    reasons: dict | None = None
+
+
+class LogLines(Stored):
+    """How many lines the server's log had when a window began and ended."""
+
+    before: int = Field(ge=0)
+    after: int = Field(ge=0)
 
 
 class CounterRecord(Stored):
-    """counters.json of a window."""
+    """counters.json of a window. `after` is None where /metrics could not be read any more."""
 
     before: dict[str, FiniteFloat]
-    after: dict[str, FiniteFloat]
+    after: dict[str, FiniteFloat] | None
+    series: dict[str, list[FiniteFloat | None]] | None = None
+    host: dict[str, str | None] | None = None
+    log_lines: LogLines | None = None
 
 
 class LiveRecord(Stored):
@@ -103,12 +183,18 @@ class Answer(Stored):
 
 @dataclass(frozen=True)
 class Window:
-    """A finished window: raw arrays, and what the server counted during it (None: not readable)."""
+    """A finished window: raw arrays, and what the server counted during it (None: not readable).
+
+    `series` is the course of the counters, `record` all of counters.json; None where a run has none.
+    """
 
     boot: int
     number: int
     arrays: dict[str, np.ndarray]
     counted: Counters | None
+    series: Series | None = None
+    record: CounterRecord | None = None
+    telemetry: Telemetry | None = None
 
 
 @dataclass(frozen=True)
@@ -178,12 +264,23 @@ def _read_window(boot: int, number: int, folder: Path) -> Window:
     requests = {len(arrays[name]) for name in NAMES if name != "gaps_us"}
     if len(requests) != 1 or int(_gap_count(arrays)) != len(arrays["gaps_us"]):
         raise RunProblem(f"{file}: the arrays' lengths don't agree")
-    counters = folder / "counters.json"
-    counted = None
-    if counters.is_file():
-        stored = _stored(CounterRecord, counters)
-        counted = difference(stored.before, stored.after)
-    return Window(boot, number, arrays, counted)
+    for name, kind in OPTIONAL.items():
+        if name in arrays and (arrays[name].dtype != kind or arrays[name].shape != arrays["start_s"].shape):
+            raise RunProblem(f"{file}: wanted {name!r} as a list of {kind.__name__}, one a request")
+    record = _stored(CounterRecord, folder / "counters.json") if (folder / "counters.json").is_file() else None
+    counted = difference(record.before, record.after) if record and record.after is not None else None
+    telemetry = folder / "telemetry.npz"
+    seen = read_telemetry(telemetry) if telemetry.is_file() else None
+    return Window(boot, number, arrays, counted, _series(record, folder), record, seen)
+
+
+def _series(record: CounterRecord | None, folder: Path) -> Series | None:
+    if record is None or record.series is None:
+        return None
+    try:
+        return as_series(record.series)
+    except (ValueError, KeyError) as error:
+        raise RunProblem(f"{folder / 'counters.json'}: series: {error}") from error
 
 
 def _gap_count(arrays: dict[str, np.ndarray]) -> int:
@@ -196,11 +293,12 @@ def _read_arrays(file: Path) -> dict[str, np.ndarray]:
     """Read the arrays a verdict needs, and no others; sizes are looked at before anything is unpacked."""
     with zipfile.ZipFile(file) as packed:
         sizes = {entry.filename: entry.file_size for entry in packed.infolist()}
-    for name in NAMES:
+    wanted = [*NAMES, *(name for name in OPTIONAL if f"{name}.npy" in sizes)]
+    for name in wanted:
         if sizes.get(f"{name}.npy", MAX_ARRAY_BYTES + 1) > MAX_ARRAY_BYTES:
             raise ValueError(f"array {name!r} is missing or larger than {MAX_ARRAY_BYTES} bytes")
     with np.load(file, allow_pickle=False) as stored:
-        return {name: stored[name] for name in NAMES}
+        return {name: stored[name] for name in wanted}
 
 
 def _read_boot(folder: Path) -> Boot:

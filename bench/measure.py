@@ -3,36 +3,44 @@
 import gzip
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from bench.counters import read_counters
+from bench.continuity import host_identity
+from bench.counters import Counters, read_counters, series_of
 from bench.load import run_window, save_window, warm_up
+from bench.noise import with_noise_floor
+from bench.observe import observed
 from bench.prompts import as_jsonl, digest, load_tokenizer, make_prompts, window_seed
 from bench.quality.runner import ask_suite, save_answers
 from bench.quality.suites import suite_items
-from bench.record import Plan, Recorder, anonymous, not_measured, now
-from bench.runfolder import dump_json, new_run, seal, window_folder, write_recipe, write_text
+from bench.record import Plan, Recorder, anonymous, now, stored_measures
+from bench.runfolder import dump_json, dump_rows, new_run, seal, window_folder, write_recipe, write_text
+from bench.sampler import CounterSampler
 from bench.watch import Watch
 from images.console import note, stage
 from images.errors import EngineProblem, Problem, UsageProblem
+from recipes.run import docker, process
 from recipes.run.fetch import fetch, fetch_json
-from recipes.run.process import Server, serve
+from recipes.run.process import Server
 from recipes.run.supervised import interrupts_held
 
 WARM_UP_WAVES = 2
 LAST_BREATH_S = 5
+LAST_LOOK_S = 30
 
 
 @dataclass(frozen=True)
 class Target:
-    """A server to be measured: one of ours, or one at a URL of which we know less."""
+    """A server to be measured: one of ours with log and processes, or one at a URL of which we know less."""
 
     url: str
     model: str
     alive: Callable[[], bool]
+    log: Path | None = None
+    processes: Callable[[], list[int]] | None = None
 
 
 def measure(plan: Plan, root: Path) -> Path:
@@ -46,7 +54,9 @@ def measure(plan: Plan, root: Path) -> Path:
     try:
         recorder.write(run)
         write_recipe(run, plan.loaded.recipe)
-        write_text(run / "machine.json", dump_json({**plan.machine, **not_measured()}))
+        identity = None if plan.url else plan.engine.identity
+        machine = with_noise_floor({**plan.machine, **stored_measures(plan)}, identity, plan.loaded.recipe.family)
+        write_text(run / "machine.json", dump_json(machine))
         _boots(plan, run, recorder)
         recorder.succeeded()
     except KeyboardInterrupt:
@@ -99,15 +109,21 @@ def _target(plan: Plan, folder: Path, boot: int, recorder: Recorder) -> Iterator
     try:
         with ExitStack() as stack:
             with stage(f"boot {boot}: starting the engine") as update:
-                server = stack.enter_context(serve(plan.spec, plan.engine, log, update))
+                server = stack.enter_context(_serve(plan, log, update))
             _record_boot(plan, folder, boot, server, recorder)
-            yield Target(server.url, server.served_name, server.alive)
+            yield Target(server.url, server.served_name, server.alive, log, server.processes)
     finally:
         if log.exists():
             with interrupts_held(), suppress(OSError):  # on a full disk the rest of the run matters more
                 text = anonymous(log.read_text(errors="replace"), plan)
                 log.unlink()
                 (folder / "server.log.gz").write_bytes(gzip.compress(text.encode(), mtime=0))
+
+
+def _serve(plan: Plan, log: Path, progress: Callable[[str], None]) -> AbstractContextManager[Server]:
+    if plan.box is None:
+        return process.serve(plan.spec, plan.engine, log, progress)
+    return docker.serve(plan.spec, plan.box, log, progress)
 
 
 def _record_boot(plan: Plan, folder: Path, boot: int, server: Server, recorder: Recorder) -> None:
@@ -117,7 +133,7 @@ def _record_boot(plan: Plan, folder: Path, boot: int, server: Server, recorder: 
     live_env = {name: server.env.get(name) for name in plan.spec.env}
     env = {"rendered": plan.spec.env, "live": live_env}
     write_text(folder / "env.json", anonymous(dump_json(env), plan))
-    recorder.manifest["boots"].append({"boot": boot, "boot_s": round(server.boot_s, 1)})
+    recorder.manifest["boots"].append({"boot": boot, "boot_s": round(server.boot_s, 1), "image": server.image})
 
 
 def _measure_boot(plan: Plan, run: Path, boot: int, target: Target, recorder: Recorder) -> None:
@@ -129,24 +145,31 @@ def _measure_boot(plan: Plan, run: Path, boot: int, target: Target, recorder: Re
     prompts = make_prompts(load, tokenizer, window_seed(load.seed, boot, 0), count)
     with stage(f"boot {boot}: warming up with {count} requests") as update:
         watch = Watch(target.url, target.alive)
-        warm_up(
+        expected = warm_up(
             target.url, target.model, load, prompts, watch, lambda done, total: update(f"{done}/{total}", done, total)
         )
+    recorder.choose_clients(expected)
     for window in range(1, load.windows + 1):
         recorder.stage = f"boot {boot} window {window}"
         prompts = make_prompts(load, tokenizer, window_seed(load.seed, boot, window), load.prompts)
         name = f"boots/{boot}/w{window}"
         recorder.prompt_digests[name] = digest(as_jsonl(prompts, load.output_len))
-        _measure_window(plan, window_folder(run, boot, window), f"boot {boot}: window {window}", target, prompts)
+        _measure_window(plan, run, (boot, window), target, prompts, recorder)
 
 
-def _measure_window(plan: Plan, folder: Path, title: str, target: Target, prompts: list[str]) -> None:
+def _measure_window(
+    plan: Plan, run: Path, place: tuple[int, int], target: Target, prompts: list[str], recorder: Recorder
+) -> None:
     load = plan.loaded.recipe.benchmark
+    folder = window_folder(run, *place)
+    title = f"boot {place[0]}: window {place[1]}"
     before = read_counters(target.url)
+    log_before = _log_lines(target)
     started = time.monotonic()
     said = f"{title}, {load.prompts} requests of {load.input_len}+{load.output_len} tokens, {load.concurrency} streams"
-    with stage(said) as update:
-        arrays = run_window(
+    watching = observed(plan, target.processes, folder)
+    with stage(said) as update, CounterSampler(target.url) as sampler, watching as watch_clients:
+        applied = run_window(
             plan.engine,
             target.url,
             target.model,
@@ -154,14 +177,43 @@ def _measure_window(plan: Plan, folder: Path, title: str, target: Target, prompt
             load,
             prompts,
             target.alive,
+            recorder.clients,
             progress=lambda done, total: update(f"{done}/{total} requests", done, total),
+            on_start=watch_clients,
+            look=sampler.latest,
         )
-    save_window(folder, arrays)
+    save_window(folder, applied.arrays)
+    recorder.load_applied(place, applied.streams, applied.prompts, applied.start_skew_s)
     refuse_dead(target)
-    after = read_counters(target.url)
-    # Around the client's whole life, its start included; the requests' own times are in client.npz.
-    clock = {"client_started_s": round(started, 3), "client_ended_s": round(time.monotonic(), 3)}
-    write_text(folder / "counters.json", dump_json({"before": before, "after": after, "clock": clock}))
+    record = {
+        "before": before,
+        "after": _last_look(target),
+        # Around the client's whole life, its start included; the requests' own times are in client.npz.
+        "clock": {"client_started_s": round(started, 3), "client_ended_s": round(time.monotonic(), 3)},
+        "series": series_of(sampler.samples),
+        "host": host_identity(),
+        "log_lines": {"before": log_before, "after": _log_lines(target)} if log_before is not None else None,
+    }
+    write_text(folder / "counters.json", dump_rows(record))
+
+
+def _last_look(target: Target) -> Counters | None:
+    """The counters after a window; None when a server that lives doesn't show them: a guard says so, no run ends."""
+    deadline = time.monotonic() + LAST_LOOK_S
+    while True:
+        try:
+            return read_counters(target.url)
+        except EngineProblem:
+            if time.monotonic() > deadline or not target.alive():
+                return None
+            time.sleep(1)
+
+
+def _log_lines(target: Target) -> int | None:
+    """How many lines the server's log has now; None where the log isn't ours to see."""
+    if target.log is None or not target.log.exists():
+        return None
+    return target.log.read_text(errors="replace").count("\n")  # as the log is read when it is stored
 
 
 def _measure_quality(plan: Plan, run: Path, target: Target) -> None:

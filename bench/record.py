@@ -5,14 +5,17 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from bench.ceilings import stored_ceiling
+from bench.clients import choose_clients
 from bench.runfolder import SCHEMA, dump_json, write_text
+from images.build import Built
 from images.command import run as run_command
 from images.engine import Engine
 from images.index import cache_root
 from recipes.load import Loaded
 from recipes.model_files import observed_files
 from recipes.rules import TABLE_VERSION
-from recipes.spec import ServingSpec
+from recipes.spec import Container, ServingSpec
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -21,15 +24,16 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 class Plan:
     """Everything a run needs, gathered before anything is started. `url`: a server someone else runs.
 
-    Without `load` only the quality suites are run.
+    Without `load` only the quality suites are run. With `box` the engine runs in a container of an image.
     """
 
     loaded: Loaded
-    engine: Engine
+    engine: Engine | Built
     spec: ServingSpec
     machine: dict
     url: str | None = None
     load: bool = True
+    box: Container | None = None
 
 
 class Recorder:
@@ -42,6 +46,10 @@ class Recorder:
         """
         load = plan.loaded.recipe.benchmark
         self.stage = "preparing"
+        self.clients = 1
+        self._ceiling = stored_ceiling(plan.engine, plan.machine)
+        self._expected: tuple[float | None, str] | None = None
+        self._concurrency = load.concurrency
         self.prompt_digests: dict[str, str] = {}
         self.manifest = {
             "schema": SCHEMA,
@@ -56,6 +64,7 @@ class Recorder:
             "seed": load.seed,
             "url": plan.url,
             "boots": [],
+            "load": [],
             # Until the run is closed, this is true: a tool killed by force leaves just this behind.
             "failure": {"stage": "unknown", "cause": "the record was never closed: the tool itself was killed"},
         }
@@ -64,6 +73,29 @@ class Recorder:
         """Write the manifest as it stands."""
         self.manifest["run"] = run.name
         write_text(run / "manifest.json", dump_json(self.manifest))
+
+    def choose_clients(self, expected_chunks_s: float | None) -> None:
+        """Decide how many client processes apply the load: once a run, by its first warm-up."""
+        if self._expected is None:
+            ceiling = self._ceiling["chunks_per_s"] if self._ceiling else None
+            self.clients, why = choose_clients(expected_chunks_s, ceiling, self._concurrency)
+            self._expected = expected_chunks_s, why
+
+    def load_applied(self, place: tuple[int, int], streams: list[int], prompts: list[int], skew_s: float) -> None:
+        """Record which client processes sent a window's load: streams and prompts of each, skew of their starts."""
+        expected, why = self._expected or (None, "")
+        self.manifest["load"].append(
+            {
+                "boot": place[0],
+                "window": place[1],
+                "clients": len(streams),
+                "streams": streams,
+                "prompts": prompts,
+                "start_skew_s": round(skew_s, 6),
+                "expected_chunks_per_s": None if expected is None else round(expected, 1),
+                "why": why,
+            }
+        )
 
     def succeeded(self) -> None:
         """Record that every planned window was measured."""
@@ -85,6 +117,7 @@ def _engine_record(plan: Plan) -> dict:
         "identity": plan.engine.identity,
         "patches": list(plan.engine.patches),
         "client": client,
+        "image": None if plan.box is None else {"id": plan.engine.id, "reference": plan.box.image},
     }
 
 
@@ -106,7 +139,7 @@ def anonymous(text: str, plan: Plan) -> str:
     """Write this machine's folders by name, so that a published run tells nothing of anybody's disk."""
     names = {
         str(plan.spec.model_path): "{model}",
-        str(plan.engine.python.parent.parent): "{engine}",
+        **({str(plan.engine.python.parent.parent): "{engine}"} if plan.box is None else {}),
         str(REPOSITORY): "{repository}",
         str(cache_root()): "{cache}",
         str(Path.home()): "{home}",
@@ -117,14 +150,13 @@ def anonymous(text: str, plan: Plan) -> str:
     return text
 
 
-def not_measured() -> dict:
-    """What machine.json says of the measures that this version doesn't make."""
-    why = "not measured by this version"
-    return {
-        "noise_floor": None,
-        "client_ceiling": None,
-        "reasons": {"noise_floor": why, "client_ceiling": why},
-    }
+def stored_measures(plan: Plan) -> dict:
+    """What machine.json says beside the facts: measures of this machine made earlier, or why there is none."""
+    ceiling = stored_ceiling(plan.engine, plan.machine)
+    reasons = {"noise_floor": "not measured by this version"}
+    if ceiling is None:
+        reasons["client_ceiling"] = "not measured on this machine with this engine: ./inv ceiling"
+    return {"noise_floor": None, "client_ceiling": ceiling, "reasons": reasons}
 
 
 def now() -> str:

@@ -1,16 +1,16 @@
 """Room bench: the verdict: what a run's evidence says about the recipe's claims. Pure, and the same everywhere."""
 
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 
-from bench.analyse import analyse_window, interval95, latencies_ms, rounded, succeeded
-from bench.counters import acceptance_length
+from bench.analyse import rounded
+from bench.claims import judge_claim
 from bench.evidence import Evidence, read_evidence
 from bench.guards import Guard, run_guards
-from bench.quality.score import score_suite
+from bench.measurement import Measurement, measure_evidence
 from bench.runfolder import dump_json, write_text
+from bench.statistics import interval95
 from images.console import note
 from images.errors import RunProblem
 from recipes.model_files import differing_files
@@ -27,58 +27,6 @@ EXIT_CODES = {
     "INVALID": 7,
 }
 WORST_FIRST = ("INVALID", "NOT_REPRODUCED", "INCONCLUSIVE", "NOT_COMPARABLE", "EXCEEDED", "REPRODUCED")
-BOOTS_FOR_INTERVAL = 3
-LOWER_IS_BETTER = frozenset({"ttft_p95_ms", "tpot_p95_ms", "gpu_memory_gb"})
-# Figures that don't depend on how fast the machine is: one boot shows them.
-MACHINE_INDEPENDENT = frozenset({"acceptance_length", "exact_match"})
-
-
-@dataclass(frozen=True)
-class Measurement:
-    """A run's figures, boot by boot. Lists hold one value a boot (mean over its windows)."""
-
-    whole: list[float]
-    steady: list[float]
-    little: list[float]
-    acceptance: list[float]
-    latency_ms: dict[str, dict[str, float | None]] | None
-    quality: dict[str, dict[str, dict]]
-
-    def boots_of(self, claim: Claim) -> list[float]:
-        """The values of a claim's metric, one a boot; empty where it wasn't measured."""
-        metric = claim.metric
-        if metric == "exact_match":
-            suite, _, task = (claim.scope or "").partition("/")
-            found = self.quality.get(suite, {}).get(task or "all")
-            return [found["share"]] if found else []
-        if metric == "output_tok_s":
-            return self.whole
-        if metric == "acceptance_length":
-            return self.acceptance
-        if metric in {"ttft_p95_ms", "tpot_p95_ms"} and self.latency_ms:
-            value = self.latency_ms[metric[:4]]["p95"]
-            return [] if value is None else [value]
-        return []
-
-
-def measure_evidence(evidence: Evidence) -> Measurement:
-    """Reduce a run's windows to figures."""
-    usable = [window for window in evidence.windows if succeeded(window.arrays).any()]
-    numbers = sorted({window.boot for window in usable})
-    results = {id(window): analyse_window(window.arrays, evidence.recipe.benchmark.concurrency) for window in usable}
-
-    def a_boot(pick) -> list[float]:
-        rows = [[pick(window) for window in usable if window.boot == number] for number in numbers]
-        return [float(np.mean(row)) for row in rows if all(value is not None for value in row)]
-
-    return Measurement(
-        whole=a_boot(lambda window: results[id(window)].whole),
-        steady=a_boot(lambda window: results[id(window)].steady),
-        little=a_boot(lambda window: results[id(window)].little),
-        acceptance=a_boot(lambda window: acceptance_length(window.counted) if window.counted else None),
-        latency_ms=latencies_ms([window.arrays for window in usable]) if usable else None,
-        quality={suite: score_suite(answers) for suite, answers in evidence.quality.items() if answers},
-    )
 
 
 def judge(evidence: Evidence) -> dict:
@@ -86,7 +34,10 @@ def judge(evidence: Evidence) -> dict:
     guards = run_guards(evidence)
     voided = [guard for guard in guards if guard.voids]
     measured = measure_evidence(evidence)
-    claims = [judge_claim(claim, evidence, measured, voided) for claim in evidence.recipe.claims]
+    claims = [
+        judge_claim(claim, evidence, measured, [guard.id for guard in voided if guard.voids_metric(claim.metric)])
+        for claim in evidence.recipe.claims
+    ]
     figures, reasons = _figures(evidence, measured, voided)
     verdict = {
         "schema": SCHEMA,
@@ -94,15 +45,21 @@ def judge(evidence: Evidence) -> dict:
         "machine": evidence.machine.slug,
         "setting": _setting(evidence),
         "state": overall_state(evidence.recipe.claims, claims, voided),
-        "status": evidence.recipe.status,
+        "status": figures_status(evidence),
         "boots": len({window.boot for window in evidence.windows}),
         "windows": len(evidence.windows),
         "claims": claims,
-        "guards": [asdict(guard) for guard in guards],
+        "guards": [guard.as_dict(evidence.manifest.schema_) for guard in guards],
         **figures,
         "reasons": reasons,
     }
     return rounded(verdict)
+
+
+def figures_status(evidence: Evidence) -> str:
+    """What the figures are: the recipe's status; a file that somebody made elsewhere claims what it says."""
+    status = evidence.recipe.status
+    return "claimed" if evidence.manifest.imported and status == "measured" else status
 
 
 def _setting(evidence: Evidence) -> dict:
@@ -133,131 +90,98 @@ def _setting(evidence: Evidence) -> dict:
         },
         "model_files_that_differ": differing,
         "url": manifest.url,
+        "imported": manifest.imported.model_dump() if manifest.imported else None,
     }
 
 
 def overall_state(claims: list[Claim], judged: list[dict], voided: list[Guard]) -> str:
-    """The worst state over the claims that judge; MEASURED where none does."""
-    if voided:
-        return "INVALID"
+    """The worst state over the claims that judge; MEASURED where none does.
+
+    A guard that voids only what was timed leaves claims that need no clock; with none of those it voids the run.
+    """
     states = {row["state"] for claim, row in zip(claims, judged, strict=True) if claim.judge}
+    if any(guard.scope == "run" for guard in voided) or (voided and not states):
+        return "INVALID"
     return next((state for state in WORST_FIRST if state in states), "MEASURED")
 
 
 def _figures(evidence: Evidence, measured: Measurement, voided: list[Guard]) -> tuple[dict, dict]:
     """The measured part of verdict.json, and for every null in it the reason."""
-    reasons = {
-        "gpu_memory_gb": "no GPU telemetry in this run",
-        "energy_j_per_token": "no power telemetry in this run",
-    }
     rates = {name: _mean(getattr(measured, name)) for name in ("whole", "steady", "little")}
-    interval = interval95(measured.whole)
-    acceptance = _mean(measured.acceptance)
-    latency, quality = measured.latency_ms, measured.quality or None
-    if voided:
-        rates, interval, acceptance, latency, quality = dict.fromkeys(rates), None, None, None, None
-        why = f"the run is invalid ({', '.join(guard.id for guard in voided)}): it gives no figure"
-        reasons |= dict.fromkeys(("output_tok_s", "ci95", "latency_ms", "acceptance_length", "quality"), why)
-    else:
-        reasons |= _why_missing(rates, interval, acceptance, quality)
     figures = {
         "output_tok_s": rates,
-        "ci95": interval,
-        "latency_ms": latency,
-        "acceptance_length": acceptance,
-        "gpu_memory_gb": None,
-        "energy_j_per_token": None,
-        "quality": quality,
+        "ci95": interval95(measured.whole),
+        "ci95_steady": interval95(measured.steady),
+        "per_user_tok_s": _mean(measured.per_user),
+        "streams": {
+            "asked": evidence.recipe.benchmark.concurrency,
+            "n_eff": measured.n_eff,
+            "peak": measured.peak,
+        },
+        "little_gap": measured.little_gap,
+        "latency_ms": measured.latency_ms,
+        "acceptance_length": _mean(measured.acceptance),
+        "gpu_memory_gb": max(measured.gpu.memory_gb, default=None),
+        "energy_j_per_token": measured.gpu.energy_j_per_token,
+        "energy_scope": measured.gpu.energy_scope,
+        "conditions": measured.gpu.conditions,
+        "quality": measured.quality or None,
     }
-    return figures, reasons
+    reasons = measured.gpu.reasons | _why_missing(figures, measured)
+    lost = [name for name in figures if any(guard.voids_metric(name) for guard in voided)]
+    if lost:
+        names = ", ".join(guard.id for guard in voided)
+        whole = any(guard.scope == "run" for guard in voided)
+        why = f"the run is invalid ({names}): it gives no figure" if whole else f"nothing timed counts ({names})"
+        reasons = {key: said for key, said in reasons.items() if key.partition(".")[0] not in lost}
+        reasons |= dict.fromkeys(lost, why)
+        emptied = {
+            "output_tok_s": dict.fromkeys(rates),
+            "streams": {**dict.fromkeys(figures["streams"]), "asked": figures["streams"]["asked"]},
+        }
+        figures |= dict.fromkeys(lost) | {name: value for name, value in emptied.items() if name in lost}
+    known = {"noise_floor": _noise_floor(evidence), "client_ceiling": _client_ceiling(evidence)}
+    told = evidence.machine.reasons or {}
+    unknown = {name: told.get(name, "not recorded in this run") for name, value in known.items() if value is None}
+    return {**figures, **known}, reasons | unknown
 
 
-def _why_missing(rates: dict, interval: tuple | None, acceptance: float | None, quality: dict | None) -> dict:
+def _noise_floor(evidence: Evidence) -> dict | None:
+    """The noise floor the run knew when it began: relative, by metric."""
+    record = evidence.machine.noise_floor
+    if record is None:
+        return None
+    floors = {name: noise.relative for name, noise in sorted(record.metrics.items())}
+    return {"run": record.run, "boots": record.boots, "relative": floors}
+
+
+def _client_ceiling(evidence: Evidence) -> dict | None:
+    """What a client process could do here, and how many applied the load."""
+    ceiling = evidence.machine.client_ceiling
+    if ceiling is None:
+        return None
+    clients = max((load.clients for load in evidence.manifest.load), default=1)
+    return {"chunks_per_s": ceiling.chunks_per_s, "limited_by": ceiling.limited_by, "clients": clients}
+
+
+def _why_missing(figures: dict, measured: Measurement) -> dict:
     missing = {}
-    if rates["whole"] is None:
-        missing |= dict.fromkeys(("output_tok_s", "ci95", "latency_ms", "acceptance_length"), "no load was applied")
-        return missing if quality else {**missing, "quality": "no quality suite was run"}
-    if rates["steady"] is None:
-        missing["output_tok_s.steady"] = "the plateau is shorter than three mean request times"
-    if interval is None:
-        missing["ci95"] = "one boot, no interval"
-    if acceptance is None:
+    if figures["output_tok_s"]["whole"] is None:
+        names = [name for name in figures if name != "quality" and figures[name] is None]
+        missing |= dict.fromkeys(("output_tok_s", "streams", *names), "no load was applied")
+        return missing if figures["quality"] else {**missing, "quality": "no quality suite was run"}
+    if figures["output_tok_s"]["steady"] is None:
+        missing |= dict.fromkeys(("output_tok_s.steady", "ci95_steady", "little_gap"), measured.no_steady)
+        missing |= {"streams.n_eff": measured.no_steady} if measured.n_eff is None else {}
+    if figures["ci95"] is None:
+        missing |= dict.fromkeys(("ci95", "ci95_steady"), "one boot, no interval")
+    if figures["acceptance_length"] is None:
         missing["acceptance_length"] = "the engine drafted no tokens"
-    if quality is None:
+    if figures["energy_scope"] is None and "energy_j_per_token" in measured.gpu.reasons:
+        missing["energy_scope"] = measured.gpu.reasons["energy_j_per_token"]
+    if figures["quality"] is None:
         missing["quality"] = "no quality suite was run"
     return missing
-
-
-def judge_claim(claim: Claim, evidence: Evidence, measured: Measurement, voided: list[Guard]) -> dict:
-    """Judge one claim: state, and the reason in words."""
-    boots = [] if voided else measured.boots_of(claim)
-    state, reason = _state(claim, evidence, boots, voided)
-    answered = set(evidence.manifest.engine.answered) - {evidence.recipe.engine.version}
-    if answered and not voided:
-        reason += f"; on the substitute engine {', '.join(sorted(answered))}, not {evidence.recipe.engine.version}"
-    return {
-        "id": claim.id,
-        "metric": claim.metric,
-        "scope": claim.scope,
-        "published": claim.published,
-        "tolerance": claim.tolerance,
-        "status": claim.status,
-        "measured": _mean(boots),
-        "state": state,
-        "reason": reason,
-    }
-
-
-def _state(claim: Claim, evidence: Evidence, boots: list[float], voided: list[Guard]) -> tuple[str, str]:
-    if voided:
-        return "INVALID", f"voided by {', '.join(guard.id for guard in voided)}"
-    otherwise = incomparable(claim, evidence)
-    if otherwise:
-        return "NOT_COMPARABLE", otherwise
-    if not boots:
-        return "INCONCLUSIVE", f"{claim.metric} was not measured in this run"
-    if claim.metric in MACHINE_INDEPENDENT:
-        return _compare(claim, min(boots), max(boots), f"{_counted(evidence, claim, len(boots))}")
-    interval = interval95(boots)
-    if interval is None or len(boots) < BOOTS_FOR_INTERVAL:
-        return "INCONCLUSIVE", f"{len(boots)} boot(s), no interval; {BOOTS_FOR_INTERVAL} boots are needed"
-    return _compare(claim, *interval, f"95% interval {interval[0]:.5g} to {interval[1]:.5g} over {len(boots)} boots")
-
-
-def _counted(evidence: Evidence, claim: Claim, boots: int) -> str:
-    if claim.metric == "exact_match":
-        return "the claim's own items"
-    return f"{'one boot' if boots == 1 else f'{boots} boots'}, {evidence.recipe.benchmark.prompt_source} prompts"
-
-
-def incomparable(claim: Claim, evidence: Evidence) -> str | None:
-    """Why this run can't be set against the claim: another machine or another model; else None."""
-    slug = evidence.machine.slug
-    if evidence.manifest.url:
-        return "somebody else's server: its weights, types, flags, environment and machine were not seen"
-    if claim.machine not in {"any", slug}:
-        return f"the claim is of {claim.machine}, this machine is {slug}"
-    observed = evidence.manifest.model.files
-    if observed is None:
-        return "the model's files were not recorded"
-    differing = differing_files(evidence.recipe.model.files, observed)
-    return f"not the claim's model: {', '.join(differing)} differ" if differing else None
-
-
-def _compare(claim: Claim, low: float, high: float, said: str) -> tuple[str, str]:
-    """Equivalence: the whole interval inside the tolerance, wholly outside on one side, or straddling."""
-    least, most = claim.published - claim.tolerance, claim.published + claim.tolerance
-    if least <= low and high <= most:
-        return "REPRODUCED", f"within: {said}"
-    band = f"outside {least:g} to {most:g}: {said}"
-    below, above = high < least, low > most
-    if claim.metric in LOWER_IS_BETTER:
-        below, above = above, below
-    if below:
-        return "NOT_REPRODUCED", band
-    if above:
-        return "EXCEEDED", f"{band}: better than claimed, a finding to explain and not a pass"
-    return "INCONCLUSIVE", f"{said}: the interval straddles the tolerance, {least:g} to {most:g}"
 
 
 def _mean(values: list[float]) -> float | None:

@@ -7,13 +7,14 @@ from typing import TypeVar
 
 import httpx
 
-from bench.counters import read_counters
+from bench.counters import FINISHED, Sample, read_sample
 from images.errors import EngineProblem
+from recipes.run.fetch import fetch
 
 STALL_S = 120
+BLIND_FACTOR = 8  # a server that is well but shows no counters gets so many times longer
 POLL_S = 1
 TOKENS = "generation_tokens_total"
-FINISHED = "request_success_total"
 
 
 Item = TypeVar("Item")
@@ -21,19 +22,30 @@ Answer = TypeVar("Answer")
 
 
 class Watch:
-    """Watches a server while a load runs. `finished` is how many requests it has completed since."""
+    """Watches a server while a load runs. `finished` is how many requests it has completed since.
 
-    def __init__(self, url: str, alive: Callable[[], bool], stall_s: float = STALL_S) -> None:
+    `look` gives the newest look at /metrics, where somebody else looks already; else this looks itself.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        alive: Callable[[], bool],
+        stall_s: float = STALL_S,
+        look: Callable[[], Sample] | None = None,
+    ) -> None:
         """Begin to watch; a server whose counters can't be read counts as giving no token."""
         self.finished = 0
         self._url, self._alive, self._stall_s = url, alive, stall_s
+        self._look_at = look or (lambda: read_sample(url, time.monotonic()))
         self._tokens, self._at_start = self._look()
         self._progress = self._looked = time.monotonic()
 
     def check(self) -> None:
         """Look again, at most once a second.
 
-        Raises EngineProblem when the engine has ended, or gave no token for `stall_s` seconds.
+        Raises EngineProblem when the engine has ended, or gave no token for `stall_s` seconds. Where /metrics
+        can't be read but /health is well, nothing is known of tokens: that alone ends nothing for 8 times as long.
         """
         if not self._alive():
             raise EngineProblem("the engine ended")
@@ -45,13 +57,21 @@ class Watch:
         if tokens is not None and tokens != self._tokens:
             self._tokens, self._progress = tokens, now
             self.finished = max(0, finished - self._at_start)
-        if now - self._progress > self._stall_s:
+        silent_s = now - self._progress
+        if silent_s > self._stall_s and (
+            tokens is not None or silent_s > BLIND_FACTOR * self._stall_s or not self._healthy()
+        ):
             raise EngineProblem(f"the engine is stuck: no token for {self._stall_s:g} s")
 
-    def _look(self) -> tuple[float | None, int]:
+    def _healthy(self) -> bool:
         try:
-            counters = read_counters(self._url)
+            return fetch(f"{self._url}/health", 5).status_code == 200
         except EngineProblem:
+            return False
+
+    def _look(self) -> tuple[float | None, int]:
+        counters = self._look_at().counters
+        if counters is None:
             return None, 0
         finished = sum(value for name, value in counters.items() if name.startswith(FINISHED))
         return counters.get(TOKENS), int(finished)

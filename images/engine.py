@@ -14,16 +14,15 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
+from images.alterations import alter
 from images.command import run, run_shown, tail
 from images.console import note
-from images.errors import EngineProblem, UsageProblem, nearest
+from images.declaration import IMAGES, Declaration, declaration
+from images.errors import EngineProblem
 from images.index import cache_root, uv_command, uv_environment
-from images.yaml_source import read_yaml
 
-IMAGES = Path(__file__).parent
 MARKER = "engine.json"
 REMEDIES = (
     (
@@ -58,23 +57,11 @@ class Engine:
         return [str(self.python), "-m", "vllm.entrypoints.cli.main"]
 
 
-@cache
-def image_facts(name: str) -> dict:
-    """Return images/<name>/image.yaml as a mapping.
-
-    Raises UsageProblem if there is no such engine image.
-    """
-    known = sorted(path.parent.name for path in IMAGES.glob("*/image.yaml"))
-    if name not in known:
-        close = nearest(name, known) or known
-        raise UsageProblem(f"no engine image {name!r}: wanted one of {', '.join(close)}")
-    return read_yaml(IMAGES / name / "image.yaml").data
-
-
 def engine_identity(name: str) -> str:
-    """The hash over pins, image facts, Python version and architecture: 16 hex digits."""
-    digest = hashlib.sha256()
-    for file in ("pins.txt", "image.yaml", *patch_files(name)):
+    """The hash over pins, patches, Python version and architecture: 16 hex digits."""
+    facts = declaration(name)
+    digest = hashlib.sha256(f"{facts.distribution} {facts.version} {facts.device} {facts.requires}".encode())
+    for file in ("pins.txt", *patch_files(name)):
         digest.update((IMAGES / name / file).read_bytes())
     digest.update(f"{sys.implementation.cache_tag} {platform.machine()}".encode())
     return digest.hexdigest()[:16]
@@ -82,7 +69,12 @@ def engine_identity(name: str) -> str:
 
 def patch_files(name: str) -> list[str]:
     """The files below images/<name> that change the engine, by name."""
-    return [patch["file"] for patch in image_facts(name).get("patches", [])]
+    return [patch.file for patch in declaration(name).patches]
+
+
+def declared_patches(name: str) -> tuple[dict, ...]:
+    """The declared changes to an engine, as a run records them: file and reason of each."""
+    return tuple(patch.model_dump() for patch in declaration(name).patches)
 
 
 def engine_home(name: str) -> Path:
@@ -92,14 +84,14 @@ def engine_home(name: str) -> Path:
 
 def find_engine(name: str) -> Engine | None:
     """Return the installed engine, or None when it is absent or its build was interrupted."""
-    facts = image_facts(name)
-    if not (IMAGES / name / "pins.txt").exists():
+    facts = declaration(name)
+    if not _installable(name):
         return None
     home = engine_home(name)
     python = home / "bin" / "python"
     if not (home / MARKER).exists() or not python.exists():
         return None
-    return Engine(name, facts["version"], python, engine_identity(name), tuple(facts.get("patches", [])))
+    return Engine(name, facts.version, python, engine_identity(name), declared_patches(name))
 
 
 def ensure_engine(name: str) -> Engine:
@@ -107,8 +99,8 @@ def ensure_engine(name: str) -> Engine:
 
     Raises EngineProblem when it can't be installed on this host.
     """
-    if not (IMAGES / name / "pins.txt").exists():
-        raise EngineProblem(f"the {name} engine can't be installed as an environment: it has no pins, only an image")
+    if not _installable(name):
+        raise EngineProblem(f"the {name} engine can't be installed as an environment, only built or pulled as an image")
     found = find_engine(name)
     if found:
         return found
@@ -121,6 +113,11 @@ def ensure_engine(name: str) -> Engine:
     if built is None:
         raise EngineProblem(f"the engine in {home} does not work: remove that folder and run again")
     return built
+
+
+def _installable(name: str) -> bool:
+    """Whether an engine is meant to run as an environment too: the CUDA one needs more of its host than Python."""
+    return declaration(name).disk_gb is not None
 
 
 @contextmanager
@@ -142,7 +139,7 @@ def _build_lock(home: Path) -> Iterator[None]:
 
 
 def _check_disk(name: str, folder: Path) -> None:
-    wanted_gb = image_facts(name)["disk_gb"]
+    wanted_gb = declaration(name).disk_gb
     free_gb = shutil.disk_usage(folder).free / 1e9
     if free_gb < wanted_gb:
         raise EngineProblem(
@@ -152,8 +149,8 @@ def _check_disk(name: str, folder: Path) -> None:
 
 
 def _build(name: str, home: Path) -> None:
-    facts = image_facts(name)
-    note(f"Installing the engine: {facts['title']}, about {facts['disk_gb']} GB, once, into {home}")
+    facts = declaration(name)
+    note(f"Installing the engine: {facts.title}, about {facts.disk_gb} GB, once, into {home}")
     shutil.rmtree(home, ignore_errors=True)
     log = home.with_suffix(".log")
     log.unlink(missing_ok=True)
@@ -164,15 +161,14 @@ def _build(name: str, home: Path) -> None:
     _step([*uv, "venv", "--python", sys.executable, str(home)], "1/3 making the environment", log, environ)
     python = home / "bin" / "python"
     install = [*uv, "pip", "install", "--python", str(python), "--require-hashes", "--no-deps"]
-    install += torch_source(facts["requires"], python, environ)
+    install += torch_source(facts.requires, python, environ)
     _step([*install, "-r", str(IMAGES / name / "pins.txt")], "2/3 installing the pinned packages", log, environ)
-    _alias_distribution(facts, home)
-    _install_patches(name, home)
+    _alter(facts, home)
     # Without bytecode every one of the engine's three processes compiles vLLM and torch at each start.
     compiling = [str(python), "-m", "compileall", "-qq", "-j", "0", str(home / "lib")]
     run_shown(compiling, "3/3 compiling bytecode", log)  # a few files of other Python versions never compile
     shutil.rmtree(downloads, ignore_errors=True)
-    marker = {"name": name, "version": facts["version"], "identity": engine_identity(name)}
+    marker = {"name": name, "version": facts.version, "identity": engine_identity(name)}
     partial = home / (MARKER + ".partial")
     with partial.open("w") as sink:
         json.dump(marker, sink)
@@ -181,29 +177,10 @@ def _build(name: str, home: Path) -> None:
     partial.rename(home / MARKER)
 
 
-def _alias_distribution(facts: dict, home: Path) -> None:
-    """Give the engine's distribution the name `vllm` too: vLLM asks for its own version under that name,
-    and chooses the CPU platform only when the answer contains `cpu`."""
-    wheel = facts["distribution"].replace("-", "_")
+def _alter(facts: Declaration, home: Path) -> None:
     for site in home.glob("lib/python*/site-packages"):
-        original = site / f"{wheel}-{facts['version']}.dist-info"
-        alias = site / f"vllm-{facts['version']}+{facts['device']}.dist-info"
-        alias.mkdir()
-        metadata = f"Metadata-Version: 2.1\nName: vllm\nVersion: {facts['version']}+{facts['device']}\n"
-        (alias / "METADATA").write_text(metadata)
-        shutil.copy(original / "entry_points.txt", alias)
-
-
-def _install_patches(name: str, home: Path) -> None:
-    """Put the declared patches beside vLLM, each as a plugin that vLLM loads in every process of its own."""
-    for site in home.glob("lib/python*/site-packages"):
-        for file in patch_files(name):
-            module = f"station_recipes_{Path(file).stem}"
-            shutil.copy(IMAGES / name / file, site / f"{module}.py")
-            info = site / f"{module}-1.dist-info"
-            info.mkdir()
-            (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1\n")
-            (info / "entry_points.txt").write_text(f"[vllm.general_plugins]\n{module} = {module}:register\n")
+        original = site / f"{facts.module}-{facts.version}.dist-info"
+        alter(facts, site, (original / "entry_points.txt").read_text())
 
 
 def torch_source(requirement: str, python: Path, environ: dict[str, str]) -> list[str]:

@@ -11,7 +11,7 @@ from images.probe import probe, resolved_config, unknown_names
 from images.yaml_source import shown
 from recipes.compare import difference, ladder_rows, overridden
 from recipes.load import Loaded, first_choice, load_ladder, load_recipe, recipe_ids, resolve_id
-from recipes.lock import as_text, lock_here, make_lock, parse_images, with_revision
+from recipes.lock import Images, as_text, lock_here, make_lock, parse_images, with_revision
 from recipes.machine import gpu_device, load_machines, machine_facts, machine_profile, why_not
 from recipes.render import render
 from recipes.rules import RULES, broken_rules, require_rules
@@ -152,10 +152,18 @@ def write_schema() -> None:
 
 
 def write_lock(name: str, images: list[str], revision: str | None, out_file: Path | None) -> None:
-    """Lock a recipe and write the file."""
+    """Lock a recipe, write the file, and print its name."""
+    out().print(shown(save_lock(name, parse_images(images), revision, out_file)), markup=False)
+
+
+def save_lock(name: str, images: Images, revision: str | None, out_file: Path | None) -> Path:
+    """Lock a recipe and write the file; returns which.
+
+    Raises UsageProblem when something that must be fixed isn't, or the file can't be written.
+    """
     loaded = with_revision(load_recipe(name), revision)
     require_rules(loaded)
-    text = as_text(make_lock(loaded, machine_facts(), parse_images(images)))
+    text = as_text(make_lock(loaded, machine_facts(), images))
     file = out_file or Path(f"{loaded.recipe.id.replace('/', '-')}.lock.json")
     partial = file.with_name(file.name + ".partial")
     try:
@@ -163,7 +171,7 @@ def write_lock(name: str, images: list[str], revision: str | None, out_file: Pat
         partial.replace(file)
     except OSError as error:
         raise UsageProblem(f"{shown(file)}: can't be written: {error.strerror}") from error
-    out().print(shown(file), markup=False)
+    return file
 
 
 def check_lock(file: Path) -> int:

@@ -4,8 +4,9 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+from images.validate import validate
 from images.yaml_source import read_yaml
-from recipes.load import Loaded, changes, leaves, load_ladder, load_recipe, validate
+from recipes.load import Loaded, changes, leaves, load_ladder, load_recipe
 from recipes.load import as_data as recipe_data
 from recipes.lock import locked_recipe
 from recipes.machine import why_not

@@ -4,15 +4,17 @@ import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from images.engine import engine_identity, image_facts
+from images.declaration import declaration
+from images.engine import engine_identity
 from images.errors import UsageProblem
+from images.validate import validate
 from images.yaml_source import Mark, shown
-from recipes.load import Loaded, as_data, load_recipe, validate
+from recipes.load import Loaded, as_data, load_recipe
 from recipes.machine import load_machines, machine_profile
 from recipes.model_files import differing_files, observed_files
 from recipes.rules import TABLE_VERSION
 from recipes.schema import Recipe
-from recipes.spec import IMAGE, serving_spec
+from recipes.spec import IMAGE, IMAGE_ID, serving_spec
 
 SCHEMA = 1
 MODEL = "{model}"
@@ -33,7 +35,7 @@ def parse_images(texts: list[str]) -> Images:
     found = {}
     for text in texts:
         platform, _, image = text.partition("=")
-        if platform not in {"linux/arm64", "linux/amd64"} or not IMAGE.fullmatch(image):
+        if platform not in {"linux/arm64", "linux/amd64"} or not (IMAGE.fullmatch(image) or IMAGE_ID.fullmatch(image)):
             raise UsageProblem(f"--image {text}: wanted linux/arm64=NAME@sha256:… or linux/amd64=NAME@sha256:…")
         found[platform] = image
     return Images(found)
@@ -69,8 +71,8 @@ def make_lock(loaded: Loaded, facts: dict, images: Images) -> dict:
     """
     recipe = loaded.recipe
     spec = serving_spec(loaded, machine_profile(facts, load_machines()))
-    engine = image_facts(recipe.engine.image)
-    on_cuda = engine["device"] == "cuda"
+    engine = declaration(recipe.engine.image)
+    on_cuda = engine.device == "cuda"
     if on_cuda and not images.by_platform:
         raise UsageProblem(f"{recipe.id} runs in a container: name its image, --image linux/arm64=NAME@sha256:…")
     observed = observed_files(loaded)

@@ -5,10 +5,10 @@ import sys
 from pathlib import Path
 
 from images.command import run
-from images.engine import image_facts
+from images.declaration import declaration
 from images.errors import Problem, UsageProblem
+from images.validate import validate
 from images.yaml_source import read_yaml
-from recipes.load import validate
 from recipes.schema import Machine, Match, Recipe
 
 MACHINES = Path(__file__).parent / "machines"
@@ -59,7 +59,7 @@ def _fits(match: Match, gpu: dict) -> bool:
 def why_not(recipe: Recipe, facts: dict) -> str | None:
     """Why a recipe can't exist on this machine, in words; None where it can."""
     has_gpu = bool(facts["gpus"])
-    on_gpu = image_facts(recipe.engine.image)["device"] == "cuda"
+    on_gpu = declaration(recipe.engine.image).device == "cuda"
     applies = recipe.applies
     if applies and not on_gpu:
         return f"does not apply to the {recipe.engine.image} engine: {applies.reason}"
@@ -67,7 +67,7 @@ def why_not(recipe: Recipe, facts: dict) -> str | None:
         return "needs an NVIDIA GPU"
     if recipe.model.repo and not recipe.model.revision:
         return f"needs a confirmed revision of {recipe.model.repo} (model.revision)"
-    return "needs a container of the cuda engine, which this version can't build yet" if on_gpu else None
+    return None
 
 
 def require_applies(recipe: Recipe, facts: dict) -> None:
@@ -82,7 +82,7 @@ def gpu_device(recipe: Recipe, facts: dict, profile: Machine) -> str | None:
 
     Raises UsageProblem unless exactly one GPU fits the machine's profile: an index is no contract.
     """
-    if image_facts(recipe.engine.image)["device"] != "cuda":
+    if declaration(recipe.engine.image).device != "cuda":
         return None
     fitting = [gpu["uuid"] for gpu in facts["gpus"] if gpu.get("uuid") and _fits(profile.match, gpu)]
     if profile.device != "cuda" or len(fitting) != 1:

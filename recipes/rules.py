@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from images.engine import image_facts
+from images.declaration import declaration
 from images.errors import UsageProblem
 from recipes.load import Loaded
 from recipes.schema import Recipe
@@ -349,7 +349,7 @@ def broken_rules(loaded: Loaded) -> list[str]:
     recipe = loaded.recipe
     needed = recipe.applies.device if recipe.applies else None
     try:
-        device = needed or image_facts(recipe.engine.image)["device"]
+        device = needed or declaration(recipe.engine.image).device
     except UsageProblem as problem:
         raise UsageProblem(f"{loaded.mark('engine', 'image')}: engine.image: {problem}") from None
     lines = []

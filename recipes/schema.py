@@ -73,7 +73,9 @@ class Model(Part):
 class Runtime(Part):
     """How the engine is run on this machine."""
 
-    kind: Literal["process"] = "process"
+    kind: Literal["process", "docker"] = Field(
+        default="process", description="how the engine is started unless the command line says: --runtime"
+    )
     host: Literal["127.0.0.1"] = Field(default="127.0.0.1", description="address; loopback only")
     port: int = Field(default=8000, ge=1024, le=65535)
     ready_timeout_s: int = Field(default=300, ge=1, le=7200, description="deadline for the first real completion")

@@ -10,6 +10,7 @@ from recipes.load import Loaded
 from recipes.schema import FlagValue, Machine
 
 IMAGE = re.compile(r"[a-z0-9][a-z0-9._/-]*(?::[A-Za-z0-9_][A-Za-z0-9_.-]*)?@sha256:[0-9a-f]{64}")
+IMAGE_ID = re.compile(r"sha256:[0-9a-f]{64}")
 # Every engine we start stays offline and tells nobody anything.
 FIXED_ENV = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
 
@@ -34,13 +35,14 @@ CACHE_ENV = {
 class Container:
     """What the container targets need beside argv and env. `image` is ref@sha256:…; `device` a CDI name.
 
-    `cache` is the host folder mounted at CACHE_IN_CONTAINER; the model's folder, if it is a folder, is
-    mounted read-only at its own path, so that argv is the same everywhere.
+    `cache` is what is mounted at CACHE_IN_CONTAINER: a folder of the host, or the name of a volume of the Docker
+    engine. The model's folder, if it is a folder, is mounted read-only at its own path, so that argv is the same
+    everywhere.
     """
 
     image: str
     device: str | None
-    cache: Path
+    cache: Path | str
     ipc: str
     shm_gb: int
     ulimits: dict[str, int]
@@ -105,12 +107,12 @@ def serving_spec(loaded: Loaded, machine: Machine | None = None) -> ServingSpec:
     )
 
 
-def container(loaded: Loaded, image: str, device: str | None, cache: Path) -> Container:
+def container(loaded: Loaded, image: str, device: str | None, cache: Path | str) -> Container:
     """The container part of a recipe.
 
-    Raises UsageProblem unless `image` names a digest.
+    Raises UsageProblem unless `image` names a digest, or is the id of an image that was built here.
     """
-    if not IMAGE.fullmatch(image):
+    if not IMAGE.fullmatch(image) and not IMAGE_ID.fullmatch(image):
         raise UsageProblem(f"image {image!r} has no digest: wanted NAME@sha256:<64 hex digits>, never a tag alone")
     runtime = loaded.recipe.runtime
     return Container(image, device, cache, runtime.ipc, runtime.shm_gb, dict(runtime.ulimits), runtime.user)

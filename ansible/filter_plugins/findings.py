@@ -360,7 +360,11 @@ def device(add: Findings, facts: dict, kind: str, want: dict, uuid: str, probe: 
         "keep one of the files in /etc/apt/sources.list.d that name it: apt refuses two Signed-By",
     )
     if probe is None:
-        why = "no image to try it with is on the host (preflight_probe_image names it)" if chosen else "no single GPU to look at"
+        why = (
+            "no image to try it with is on the host (preflight_probe_image names it)"
+            if chosen
+            else "no single GPU to look at"
+        )
         add.leave(("container",), f"not checked: {why}", "a container sees the GPU")
         return
     seen = chosen in probe["out"]

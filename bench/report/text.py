@@ -28,7 +28,8 @@ MEANINGS = {
 def print_verdict(verdict: dict, console: Console) -> None:
     """Print a verdict.json for a person."""
     state = verdict["state"]
-    where = verdict["setting"]["url"] or verdict["machine"]
+    imported = verdict["setting"].get("imported")
+    where = verdict["setting"]["url"] or ("a file of somebody's client" if imported else verdict["machine"])
     console.print()
     console.print(Text(state, style=COLOURS[state]), printable(f"{verdict['recipe']} on {where}: {MEANINGS[state]}."))
     _print_setting(verdict["setting"], verdict["boots"], verdict["windows"], console)
@@ -48,7 +49,10 @@ def _print_setting(setting: dict, boots: int, windows: int, console: Console) ->
     version = " ".join(engine["answered"]) or "of unknown version"
     patched = f", patched: {', '.join(engine['patches'])}" if engine["patches"] else ""
     console.print(f"Engine: vLLM {version} ({engine['name'] or 'not ours'}{patched})", markup=False)
-    if setting["url"]:
+    for file in (setting.get("imported") or {}).get("files", []):
+        named = f"Imported: {file.get('name')}, model {file.get('model_id')}, sha256 {str(file.get('sha256'))[:16]}…"
+        console.print(printable(named), markup=False)
+    if setting["url"] or setting.get("imported"):
         console.print("Not checked: the server's weights, types, flags, environment and machine", markup=False)
         return
     gpus = ", ".join(machine["gpus"]) or "no GPU"
@@ -79,34 +83,74 @@ def _print_claims(verdict: dict, console: Console) -> None:
     if rows:
         console.print()
         console.print(table("Claims", ("state", "claim", "published", "measured", "why"), rows))
+    for claim in verdict["claims"]:
+        if claim.get("attribution"):
+            console.print(printable(f"{claim['id']}: {claim['attribution']['text']}."), markup=False)
 
 
 def _print_figures(verdict: dict, console: Console) -> None:
-    if verdict["output_tok_s"]["whole"] is None:
+    rates, reasons = verdict["output_tok_s"], verdict["reasons"]
+    if rates["whole"] is None:
         return
-    rates = verdict["output_tok_s"]
-    interval = verdict["ci95"]
-    spread = f"95% interval {interval[0]:,.0f} to {interval[1]:,.0f}" if interval else verdict["reasons"]["ci95"]
-    rows = [("whole run", f"{rates['whole']:,.0f} output tok/s", spread)]
-    steady = "–" if rates["steady"] is None else f"{rates['steady']:,.0f} output tok/s"
-    rows.append(
+    rows = [
         (
-            "steady state",
-            steady,
-            verdict["reasons"].get("output_tok_s.steady", "while ≥ 98% of the streams ran"),
+            "whole run",
+            f"{rates['whole']:,.0f} output tok/s",
+            _spread(verdict["ci95"], reasons["ci95"] if verdict["ci95"] is None else ""),
         )
-    )
+    ]
+    steady = "–" if rates["steady"] is None else f"{rates['steady']:,.0f} output tok/s"
+    why = reasons.get("output_tok_s.steady", "while ≥ 98% of the streams ran")
+    rows.append(("steady state", steady, _spread(verdict.get("ci95_steady"), why)))
     rows.append(("C × OSL / mean E2E", f"{rates['little']:,.0f} output tok/s", "needs no arrays: a cross-check"))
-    if verdict["acceptance_length"] is not None:
-        rows.append(
-            (
-                "acceptance length",
-                f"{verdict['acceptance_length']:.3f}",
-                "tokens a step, from the server's counters",
-            )
-        )
+    rows += _more_figures(verdict)
     console.print()
     console.print(table(f"Figures ({verdict['status']})", ("", "", ""), rows))
+    _print_latency(verdict, console)
+
+
+def _spread(interval: list[float] | None, otherwise: str) -> str:
+    return f"95% interval {interval[0]:,.0f} to {interval[1]:,.0f}" if interval else otherwise
+
+
+def _more_figures(verdict: dict) -> list[tuple[str, str, str]]:
+    """The rows below the rates; what was not measured has none."""
+    rows = []
+    streams = verdict["streams"]
+    if streams["n_eff"] is not None:
+        gap = verdict["little_gap"]
+        little = f"; Little's law within {gap:.1%}" if gap is not None else ""
+        rows.append(
+            ("streams in flight", f"{streams['n_eff']:,.1f} of {streams['asked']}", f"peak {streams['peak']}{little}")
+        )
+    rows.append(("per user", f"{verdict['per_user_tok_s']:,.1f} output tok/s", "OSL / mean E2E"))
+    if verdict["acceptance_length"] is not None:
+        said = "tokens a step, from the server's counters"
+        rows.append(("acceptance length", f"{verdict['acceptance_length']:.3f}", said))
+    if verdict["gpu_memory_gb"] is not None:
+        rows.append(("GPU memory", f"{verdict['gpu_memory_gb']:.1f} GB", "most in the steady window, all GPUs"))
+    if verdict["energy_j_per_token"] is not None:
+        scope = f"scope: {verdict['energy_scope']}; counter and power agree"
+        rows.append(("energy", f"{verdict['energy_j_per_token']:.3g} J per output token", scope))
+    conditions = verdict["conditions"]
+    if conditions and conditions["sm_clock_mhz"] is not None:
+        clock = f"{conditions['sm_clock_mhz']:,.0f} MHz"
+        power = "" if conditions["power_w"] is None else f"{conditions['power_w']:,.0f} W"
+        shares = (conditions["throttle"] or {}).items()
+        limits = ", ".join(f"{name} {share:.0%}" for name, share in shares if share >= 0.005)
+        rows.append(("GPU", f"{clock} {power}".strip(), f"throttle reasons: {limits or 'none'}"))
+    noise = verdict["noise_floor"]
+    if noise and "output_tok_s" in noise["relative"]:
+        floor = noise["relative"]["output_tok_s"]
+        rows.append(("noise floor", f"{floor:.1%} of the rate", f"{noise['boots']} boots of {noise['run']}"))
+    ceiling = verdict["client_ceiling"]
+    if ceiling and ceiling["chunks_per_s"] is not None:
+        said = f"by one client process; this load had {ceiling['clients']}"
+        rows.append(("client ceiling", f"{ceiling['chunks_per_s']:,.0f} chunks/s", said))
+    return rows
+
+
+def _print_latency(verdict: dict, console: Console) -> None:
     latency = verdict["latency_ms"]
     columns = ("latency, ms", "p50", "p90", "p95", "p99", "requests")
     lines = [
@@ -164,7 +208,7 @@ def _print_guards(verdict: dict, console: Console) -> None:
     console.print()
     console.print(f"Guards passed: {', '.join(good) or 'none'}", markup=False)
     if blind:
-        console.print(f"Guards without evidence in this run: {', '.join(blind)}", markup=False)
+        console.print(f"Guards that cannot check, without evidence in this run: {', '.join(blind)}", markup=False)
     if verdict["state"] == "INVALID":
         return
     confirmed = [claim["id"] for claim in verdict["claims"] if claim["state"] == "REPRODUCED"]

@@ -5,11 +5,12 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
@@ -42,6 +43,17 @@ class Record:
     log: str
     stop_timeout_s: int
     started: str
+
+
+class Served(Protocol):
+    """What every server of ours says of itself, a process or a container."""
+
+    recipe: str
+    url: str
+    port: int
+
+
+Found = TypeVar("Found", bound=Served)
 
 
 def state_root(environ: Mapping[str, str] = os.environ) -> Path:
@@ -148,7 +160,7 @@ def condition(record: Record) -> str:
     return "ready" if healthy else "starting or stuck"
 
 
-def in_flight(record: Record) -> int | None:
+def in_flight(record: Served) -> int | None:
     """Requests running and waiting, from the server's gauges; None when it doesn't answer."""
     try:
         text = httpx.get(f"{record.url}/metrics", timeout=5, trust_env=False).text
@@ -159,20 +171,29 @@ def in_flight(record: Record) -> int | None:
     return int(sum(sample.value for family in families if family.name in gauges for sample in family.samples))
 
 
+def drain(record: Served, drain_s: float, progress: Callable[[int | None], None]) -> int | None:
+    """Wait until nothing is in flight or `drain_s` seconds have passed.
+
+    Returns how many requests will be cut off: 0 after a full drain, None when the server doesn't say.
+    """
+    deadline = time.monotonic() + drain_s
+    left = in_flight(record)
+    while left and time.monotonic() < deadline:
+        progress(left)
+        time.sleep(POLL_S)
+        left = in_flight(record)
+    return left
+
+
 def stop(record: Record, state: Path, drain_s: float, progress: Callable[[int | None], None]) -> int | None:
     """Stop a server: wait until nothing is in flight or `drain_s` has passed, then end it and forget it.
 
-    Returns how many requests were cut off: 0 after a full drain, None when the server didn't say. A
-    record whose process is gone is only forgotten: whoever has its pid now is never touched.
+    Returns how many requests were cut off (see `drain`). A record whose process is gone is only forgotten: whoever
+    has its pid now is never touched.
     """
     cut: int | None = 0
     if condition(record) != "gone":
-        deadline = time.monotonic() + drain_s
-        cut = in_flight(record)
-        while cut and time.monotonic() < deadline:
-            progress(cut)
-            time.sleep(POLL_S)
-            cut = in_flight(record)
+        cut = drain(record, drain_s, progress)
         _end(record, record.stop_timeout_s)
     (state / "servers" / f"{record.port}.json").unlink(missing_ok=True)
     return cut
@@ -195,12 +216,11 @@ def _signal(pid: int, birth: int, number: signal.Signals) -> None:
             os.kill(pid, number)
 
 
-def find(state: Path, port: int | None) -> Record:
-    """The recorded server on `port`, or the only one there is.
+def find(known: Sequence[Found], port: int | None) -> Found:
+    """The server on `port`, or the only one there is.
 
     Raises UsageProblem when there is none, or several to choose from.
     """
-    known = records(state)
     chosen = [record for record in known if port in {None, record.port}]
     if len(chosen) == 1:
         return chosen[0]

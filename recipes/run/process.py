@@ -29,7 +29,8 @@ Progress = Callable[[str], None]
 class Server:
     """A ready server of ours: it has answered a real completion under the right model name.
 
-    `argv` and `env` are the live ones, read from the running process; `boot_s` is start to ready.
+    `argv` and `env` are the live ones, read from the running process; `boot_s` is start to ready; `processes`
+    gives the pids of all it consists of now, on this machine; `image` is the id of the image its container has.
     """
 
     url: str
@@ -39,6 +40,8 @@ class Server:
     env: dict[str, str]
     boot_s: float
     alive: Callable[[], bool]
+    processes: Callable[[], list[int]] = list
+    image: str | None = None
 
 
 def environment(spec: ServingSpec) -> dict[str, str]:
@@ -71,6 +74,7 @@ def serve(spec: ServingSpec, engine: Engine, log: Path, progress: Progress = lam
             env=dict(pair.split("=", 1) for pair in _live(process.pid, "environ") if "=" in pair),
             boot_s=time.monotonic() - started,
             alive=process.alive,
+            processes=process.processes,
         )
 
 
@@ -90,8 +94,14 @@ def refuse_taken_port(host: str, port: int) -> None:
             ) from error
 
 
-def wait_ready(spec: ServingSpec, process: Supervised, deadline: float, progress: Progress) -> None:
-    """Wait for a real completion from a server that is ours.
+def wait_ready(
+    spec: ServingSpec,
+    process: Supervised,
+    deadline: float,
+    progress: Progress,
+    owns_port: Callable[[], bool] | None = None,
+) -> None:
+    """Wait for a real completion from a server that is ours: `owns_port` says so, else its process tree is asked.
 
     Raises EngineProblem when the engine ends, the deadline passes, or another's server answers.
     """
@@ -107,7 +117,7 @@ def wait_ready(spec: ServingSpec, process: Supervised, deadline: float, progress
                     f"{relevant_lines(process.log)}"
                 )
             if _healthy(client):
-                _refuse_foreign(spec, process)
+                _refuse_foreign(spec, owns_port or (lambda: _owns_port(process, spec.port)))
                 return _complete(client, spec)
             progress(_stage(process.log))
             time.sleep(POLL_S)
@@ -140,10 +150,13 @@ def _complete(client: httpx.Client, spec: ServingSpec) -> None:
         )
 
 
-def _refuse_foreign(spec: ServingSpec, process: Supervised) -> None:
-    listening = _listening_inodes(spec.port)
+def _owns_port(process: Supervised, port: int) -> bool:
     own = {inode for pid in process.processes() for inode in _socket_inodes(pid)}
-    if not listening & own:
+    return bool(_listening_inodes(port) & own)
+
+
+def _refuse_foreign(spec: ServingSpec, owns_port: Callable[[], bool]) -> None:
+    if not owns_port():
         raise EngineProblem(
             f"a server answers on {spec.url}, but it isn't the one we started (it is {_describe_owner(spec.port)}); "
             "nothing was measured. Stop it, or choose another port: --port"

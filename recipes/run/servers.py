@@ -2,19 +2,24 @@
 
 from dataclasses import asdict
 
+from images.build import Built
 from images.console import emit_json, note, out, stage, table
 from images.engine import Engine
+from recipes.run.contained import ContainerRecord, contained, contained_condition, start_contained, stop_contained
 from recipes.run.longlived import Record, condition, find, in_flight, records, start, state_root, stop
-from recipes.spec import ServingSpec
+from recipes.spec import Container, ServingSpec
 
 
-def serve_recipe(spec: ServingSpec, engine: Engine, as_json: bool) -> None:
+def serve_recipe(spec: ServingSpec, engine: Engine | Built, box: Container | None, as_json: bool) -> None:
     """Start a server that stays, and say how to reach and to stop it.
 
     Raises EngineProblem when it doesn't become ready; nothing is left then.
     """
     with stage(f"starting {spec.recipe_id} on port {spec.port}") as update:
-        record = start(spec, engine, state_root(), update)
+        if box is None:
+            record: Record | ContainerRecord = start(spec, engine, state_root(), update)
+        else:
+            record = start_contained(spec, box, update)
     if as_json:
         emit_json(asdict(record))
         return
@@ -24,14 +29,23 @@ def serve_recipe(spec: ServingSpec, engine: Engine, as_json: bool) -> None:
     console.print(f"stop it with: ./inv stop --port {record.port}", markup=False)
 
 
-def _described(record: Record) -> dict:
-    state = condition(record)
+def known_servers() -> list[Record | ContainerRecord]:
+    """Every server that is ours: processes by their records, containers by their labels."""
+    return [*records(state_root()), *contained()]
+
+
+def _condition(record: Record | ContainerRecord) -> str:
+    return condition(record) if isinstance(record, Record) else contained_condition(record)
+
+
+def _described(record: Record | ContainerRecord) -> dict:
+    state = _condition(record)
     return {**asdict(record), "state": state, "in_flight": in_flight(record) if state == "ready" else None}
 
 
 def show_servers(as_json: bool) -> None:
     """Print every recorded server and its state."""
-    described = [_described(record) for record in records(state_root())]
+    described = [_described(record) for record in known_servers()]
     if as_json:
         emit_json(described)
         return
@@ -45,22 +59,30 @@ def show_servers(as_json: bool) -> None:
             each["url"],
             "–" if each["in_flight"] is None else str(each["in_flight"]),
             each["started"],
-            str(each["pid"]),
+            str(each["pid"]) if "pid" in each else f"container {each['container'][:12]}",
         )
         for each in described
     ]
     console = out()
-    console.print(table("Servers", ("state", "recipe", "url", "in flight", "started", "pid"), rows))
+    console.print(table("Servers", ("state", "recipe", "url", "in flight", "started", "process"), rows))
     if any(each["state"] == "gone" for each in described):
         console.print("\ngone: its process ended, or the machine was rebooted; `./inv stop --port …` forgets it")
 
 
 def stop_server(port: int | None, drain_s: float, as_json: bool) -> None:
     """Stop a recorded server and say how many requests were cut off."""
-    record = find(state_root(), port)
-    state = condition(record)
+    record = find(known_servers(), port)
+    state = _condition(record)
+
     with stage(f"stopping {record.recipe} on port {record.port}") as update:
-        cut = stop(record, state_root(), drain_s, lambda left: update(f"{left} requests in flight"))
+
+        def say(left: int | None) -> None:
+            update(f"{left} requests in flight")
+
+        if isinstance(record, Record):
+            cut = stop(record, state_root(), drain_s, say)
+        else:
+            cut = stop_contained(record, drain_s, say)
     if as_json:
         emit_json({"port": record.port, "recipe": record.recipe, "was": state, "cut": cut})
     elif state == "gone":

@@ -47,7 +47,11 @@ def test_the_default_recipe_ends_in_its_verdict_without_a_compiler(reproduced):
 def test_the_run_folder_is_complete_sealed_small_and_names_nobody_s_disk(reproduced):
     assert {path.name for path in reproduced.run.iterdir()} == PROMISED | {"boots", "quality"}
     assert {path.name for path in (reproduced.run / "boots/1").iterdir()} == BOOT_FILES | {"w1"}
-    assert {path.name for path in (reproduced.run / "boots/1/w1").iterdir()} == {"client.npz", "counters.json"}
+    assert {path.name for path in (reproduced.run / "boots/1/w1").iterdir()} == {
+        "client.npz",
+        "counters.json",
+        "telemetry.npz",
+    }
     assert seal_faults(reproduced.run) == []
     assert sum(file.stat().st_size for file in (reproduced.run / "boots/1/w1").iterdir()) < 3e6
     argv = json.loads((reproduced.run / "boots/1/argv.json").read_text())

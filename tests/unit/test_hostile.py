@@ -12,6 +12,7 @@ import httpx
 import numpy as np
 import pytest
 
+from bench.counters import Sample
 from bench.evidence import read_evidence
 from bench.measure import measure, require_url
 from bench.record import Plan
@@ -249,19 +250,18 @@ def test_a_server_that_never_finishes_its_answer_does_not_hold_us(drip):
 
 def test_an_engine_that_gives_no_token_any_more_is_stuck(monkeypatch):
     monkeypatch.setattr("bench.watch.POLL_S", 0.05)
-    monkeypatch.setattr("bench.watch.read_counters", lambda _: {"generation_tokens_total": 5.0})
+    look = lambda: Sample(0.0, {"generation_tokens_total": 5.0}, {})  # noqa: E731
 
     async def ask(client: httpx.AsyncClient, _: int) -> None:
         await client.get("/never")
 
     with Silent() as server, pytest.raises(EngineProblem, match="stuck: no token for 0.3 s"):
-        ask_all(server.url, [1, 2, 3], 2, ask, Watch(server.url, lambda: True, stall_s=0.3))
+        ask_all(server.url, [1, 2, 3], 2, ask, Watch(server.url, lambda: True, stall_s=0.3, look=look))
 
 
-def test_an_engine_that_ends_under_load_is_noticed(monkeypatch):
-    monkeypatch.setattr("bench.watch.read_counters", lambda _: {})
+def test_an_engine_that_ends_under_load_is_noticed():
     with pytest.raises(EngineProblem, match="the engine ended"):
-        Watch("http://x", lambda: False).check()
+        Watch("http://x", lambda: False, look=lambda: Sample(0.0, {}, {})).check()
 
 
 @pytest.mark.parametrize(

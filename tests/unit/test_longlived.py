@@ -36,7 +36,7 @@ def test_a_server_is_found_again_by_another_command_and_stopped_with_all_it_star
     assert condition(record) == "ready"
     tree = [record.pid, *(int(pid) for pid in children(record.pid))]
     assert len(tree) == 2
-    assert stop(find(state, record.port), state, 0, lambda _: None) == 0
+    assert stop(find(records(state), record.port), state, 0, lambda _: None) == 0
     assert wait_gone(tree) == []
     assert records(state) == []
 
@@ -108,13 +108,13 @@ def test_a_killed_command_leaves_a_record_of_the_server_it_had_started(tmp_path)
 
 def test_which_server_is_asked_for_when_there_are_several(state):
     with pytest.raises(UsageProblem, match="none is recorded"):
-        find(state, None)
+        find(records(state), None)
     first = start(spec("ready"), ENGINE, state)
-    assert find(state, None) == first
+    assert find(records(state), None) == first
     second = start(spec("ready"), ENGINE, state)
     with pytest.raises(UsageProblem, match="several servers are recorded"):
-        find(state, None)
-    assert find(state, second.port) == second
+        find(records(state), None)
+    assert find(records(state), second.port) == second
 
 
 def test_a_broken_state_file_hides_no_other_server(state):

@@ -10,20 +10,7 @@ from bench.guards import run_guards
 from bench.runfolder import dump_json, seal, window_folder
 from bench.verdict import EXIT_CODES, judge, write_verdict
 from images.errors import Problem
-from tests.runs import MODEL_FILES, closed_loop, counters, recipe, write_run
-
-
-def claim(metric: str, published: float, tolerance: float, machine: str = "any", **more: object) -> dict:
-    return {
-        "id": metric,
-        "metric": metric,
-        "published": published,
-        "tolerance": tolerance,
-        "status": "measured",
-        "machine": machine,
-        "source": "a test",
-        **more,
-    }
+from tests.runs import MODEL_FILES, claim, closed_loop, counters, recipe, write_run
 
 
 def spoiled_window(change: str) -> dict:
@@ -120,19 +107,34 @@ def test_one_boot_judges_acceptance_length(tmp_path: Path, accepted: int, state:
     assert verdict["claims"][0]["measured"] == pytest.approx(1 + accepted / 100)
 
 
-def boots_at(*rates: float) -> list:
-    """One window a boot, each with the given whole-run rate (tokens/s) of 8 streams of 32 tokens."""
-    return [[_scaled(rate)] for rate in rates]
+WAVES = 100
+LONG = {"prompts": 8 * WAVES}
 
 
-def _scaled(rate: float) -> dict:
-    arrays = closed_loop(8, 80, 32, 0.01)
-    ends = arrays["start_s"] + arrays["e2e_s"]
-    factor = 80 * 32 / (ends.max() - arrays["start_s"].min()) / rate
+def boots_at(*rates: float, ramp: float = 0.0) -> list:
+    """One window a boot, 8 streams of 32 tokens, each with the given steady rate (tokens/s).
+
+    The whole run is slower by the ramps: 0.9% and, where `ramp` is given, that share more: a straggler at the end.
+    """
+    return [[_scaled(rate, ramp)] for rate in rates]
+
+
+def _scaled(rate: float, ramp: float) -> dict:
+    arrays = closed_loop(8, 8 * WAVES, 32, 0.01)
+    factor = 8 * 32 / 0.36 / rate
     for name in ("start_s", "ttft_s", "e2e_s"):
         arrays[name] = arrays[name] * factor
     arrays["gaps_us"] = (arrays["gaps_us"] * factor).astype("uint32")
+    last = arrays["start_s"].argmax()
+    arrays["e2e_s"][last] += ramp * (arrays["start_s"].max() - arrays["start_s"].min())
     return arrays
+
+
+def judged_rates(folder: Path, boots: list, subject=None, **more: object) -> dict:
+    """The verdict on output_tok_s of 1000 ± 30 for boots of boots_at."""
+    claims = [claim("output_tok_s", 1000, 30, "cpu-x86-64")]
+    subject = subject or recipe(claims=claims, benchmark={**LONG, "boots": len(boots)})
+    return judge(read_evidence(write_run(folder, subject, boots=boots, **more)))
 
 
 @pytest.mark.parametrize(
@@ -143,12 +145,83 @@ def _scaled(rate: float) -> dict:
         ((1100.0, 1101.0, 1102.0), "EXCEEDED"),
         ((960.0, 1000.0, 1040.0), "INCONCLUSIVE"),
         ((1000.0, 1001.0), "INCONCLUSIVE"),
+        ((1000.0,), "INCONCLUSIVE"),
     ],
 )
 def test_throughput_is_judged_by_equivalence_over_boots(tmp_path: Path, rates: tuple, state: str):
-    subject = recipe(claims=[claim("output_tok_s", 1000, 30, "cpu-x86-64")], benchmark={"boots": len(rates)})
-    verdict = judge(read_evidence(write_run(tmp_path / "run", subject, boots=boots_at(*rates))))
+    verdict = judged_rates(tmp_path / "run", boots_at(*rates))
     assert verdict["state"] == state, verdict["claims"]
+
+
+def test_one_boot_has_no_interval_and_says_so(tmp_path: Path):
+    row = judged_rates(tmp_path / "run", boots_at(1000.0))["claims"][0]
+    assert row["reason"] == "one boot, no interval: 3 are needed"
+    assert row["ci95"] is None and row["more_boots"] == 2
+
+
+def test_whole_run_and_steady_state_have_to_agree(tmp_path: Path):
+    claims = [claim("output_tok_s", 1000, 30, "cpu-x86-64")]
+    waive = {"waive": [{"guard": "straggler", "reason": "the test's ramp is one"}]}
+    subject = recipe(claims=claims, benchmark={**LONG, "boots": 3}, proof=waive)
+    verdict = judged_rates(tmp_path / "run", boots_at(1000.0, 1001.0, 1002.0, ramp=0.08), subject)
+    row = verdict["claims"][0]
+    assert verdict["output_tok_s"]["whole"] < 940 and verdict["output_tok_s"]["steady"] > 999
+    assert row["state"] == "INCONCLUSIVE" and row["more_boots"] is None
+    assert "the whole run to NOT_REPRODUCED and the steady state to REPRODUCED" in row["reason"]
+    assert "more prompts a window" in row["reason"]
+
+
+def test_without_a_steady_window_a_rate_is_not_judged_and_the_reason_is_given(tmp_path: Path):
+    boots = [[closed_loop(7, 80, 32, 0.01)]] * 3
+    claims = [claim("output_tok_s", 560, 30, "cpu-x86-64")]
+    verdict = judged_rates(tmp_path / "run", boots, recipe(claims=claims, benchmark={"boots": 3}))
+    assert verdict["state"] == "INCONCLUSIVE"
+    said = "no steady window: boot 1 window 1: never 8 of 8 streams in flight at once, 7 at most"
+    assert said in verdict["claims"][0]["reason"]
+    assert said in verdict["reasons"]["output_tok_s.steady"]
+
+
+def test_an_inconclusive_interval_says_how_many_more_boots_would_decide(tmp_path: Path):
+    row = judged_rates(tmp_path / "run", boots_at(970.0, 1000.0, 1030.0))["claims"][0]
+    assert row["state"] == "INCONCLUSIVE" and row["more_boots"] == 7
+    assert "about 7 more boot(s), 10 in all" in row["reason"]
+
+
+def noisy_machine(relative: float, **other: str) -> dict:
+    metrics = {"output_tok_s": {"relative": relative, "relative_sd": relative / 5}}
+    names = {"machine": "cpu-x86-64", "engine": "e1", "family": "test", **other}
+    return {"noise_floor": {**names, "run": "an A/A run", "boots": 5, "metrics": metrics}}
+
+
+ENGINE = {"engine": {"answered": ["0.32.0"], "identity": "e1"}}
+
+
+@pytest.mark.parametrize(
+    ("floor", "state", "used"), [(0.01, "NOT_REPRODUCED", 30), (0.055, "REPRODUCED", 55), (0.06, "INCONCLUSIVE", 60)]
+)
+def test_the_tolerance_is_never_below_the_noise_floor_and_both_are_said(
+    tmp_path: Path, floor: float, state: str, used: float
+):
+    run = judged_rates(tmp_path / "run", boots_at(959, 960, 961), machine=noisy_machine(floor), manifest=ENGINE)
+    row = run["claims"][0]
+    assert (row["state"], row["tolerance"], row["tolerance_used"]) == (state, 30, used)
+    assert f"tolerance 30, noise floor {1000 * floor:g}" in row["reason"]
+    assert run["noise_floor"] == {"run": "an A/A run", "boots": 5, "relative": {"output_tok_s": floor}}
+
+
+@pytest.mark.parametrize("other", [{"machine": "h200"}, {"engine": "e2"}, {"family": "micro"}])
+def test_the_noise_floor_of_another_machine_engine_or_family_is_not_used(tmp_path: Path, other: dict):
+    machine = noisy_machine(0.055, **other)
+    row = judged_rates(tmp_path / "run", boots_at(959, 960, 961), machine=machine, manifest=ENGINE)["claims"][0]
+    assert row["state"] == "NOT_REPRODUCED" and "noise floor not measured" in row["reason"]
+
+
+def test_a_latency_claim_is_judged_over_boots_and_lower_is_better(tmp_path: Path):
+    for published, state in ((360, "REPRODUCED"), (300, "NOT_REPRODUCED"), (400, "EXCEEDED")):
+        claims = [claim("ttft_p95_ms", published / 360 * 50, 1, "cpu-x86-64")]
+        subject = recipe(claims=claims, benchmark={**LONG, "boots": 3})
+        boots = boots_at(8 * 32 / 0.36, 8 * 32 / 0.3601, 8 * 32 / 0.3599)
+        assert judged_rates(tmp_path / state, boots, subject)["state"] == state
 
 
 def test_a_claim_of_another_machine_is_not_comparable_and_the_figure_is_still_reported(tmp_path: Path):

@@ -1,0 +1,101 @@
+"""Room bench: guards on the record: is it whole, and is what ran what was meant to run."""
+
+from collections.abc import Iterator
+
+from bench.evidence import Evidence
+from bench.guards.guard import Guard
+from bench.quality.suites import suite_items
+
+
+def seal(evidence: Evidence) -> Iterator[Guard]:
+    """Nothing was changed since the run ended."""
+    faults = evidence.seal_faults
+    yield Guard("seal", not faults, "; ".join(faults[:5]) or "intact", "intact", "", "SHA256SUMS of the run")
+
+
+def finished(evidence: Evidence) -> Iterator[Guard]:
+    """Every planned window was measured and nothing ended the run early."""
+    wanted = evidence.manifest.planned_windows
+    failure = evidence.manifest.failure
+    got = len(evidence.windows)
+    said = f"{failure.stage}: {failure.cause}" if failure else f"{got} of {wanted} windows"
+    ok = failure is None and got == wanted
+    yield Guard("finished", ok, said, f"{wanted} of {wanted} windows", "", "manifest.json")
+
+
+def engine_version(evidence: Evidence) -> Iterator[Guard]:
+    """One engine answered, of the recipe's version or a substitute it names."""
+    engine = evidence.recipe.engine
+    allowed = [engine.version, *engine.substitutes]
+    seen = sorted(set(evidence.manifest.engine.answered))
+    ok = None if not seen else len(seen) == 1 and seen[0] in allowed
+    yield Guard("engine_version", ok, ", ".join(seen) or None, " or ".join(allowed), "", "/version")
+
+
+def live_settings(evidence: Evidence) -> Iterator[Guard]:
+    """The engine's process had the arguments and the environment that the recipe renders to."""
+    for name, pick in (("live_argv", lambda boot: boot.argv), ("live_env", lambda boot: boot.env)):
+        states = [(boot.number, pick(boot)) for boot in evidence.boots if pick(boot) and pick(boot).live]
+        measured = {window.boot for window in evidence.windows} if not evidence.manifest.foreign else set()
+        unrecorded = sorted(measured - {number for number, _ in states})
+        if unrecorded:
+            yield Guard(name, False, f"not recorded on boot {unrecorded}", "equal", "", "boots/<n> of the run")
+            continue
+        differing = [number for number, state in states if state.live != state.rendered]
+        ok = not differing if states else None
+        said = f"differs on boot {differing}" if differing else "equal" if states else None
+        yield Guard(name, ok, said, "equal", "", "/proc of the engine's process against the rendered spec")
+
+
+def log_proof(evidence: Evidence) -> Iterator[Guard]:
+    """The server's log says what the recipe's proof wants, and nothing it forbids."""
+    proof = evidence.recipe.proof
+    if not proof.must_log and not proof.must_not_log:
+        return
+    wrong = []
+    logs = [boot for boot in evidence.boots if boot.log is not None]
+    for boot in logs:
+        wrong += [f"boot {boot.number} lacks {text!r}" for text in proof.must_log if text not in boot.log]
+        wrong += [f"boot {boot.number} says {text!r}" for text in proof.must_not_log if text in boot.log]
+    ok = not wrong if logs else None
+    said = "; ".join(wrong) or ("as declared" if logs else None)
+    yield Guard("log_proof", ok, said, "as declared", "", "server log, recipe's proof")
+
+
+def quality_complete(evidence: Evidence) -> Iterator[Guard]:
+    """Every item of every suite was asked and answered."""
+    quality = evidence.recipe.quality
+    if quality is None:
+        return
+    for suite in quality.suites:
+        wanted = [item.id for item in suite_items(suite, quality.seed, quality.items)]
+        got = [answer["id"] for answer in evidence.quality.get(suite, [])]
+        ok = None if evidence.manifest.imported else got == wanted
+        yield Guard("quality_complete", ok, len(got), len(wanted), "items", f"quality/{suite}.jsonl")
+
+
+def image_digest(evidence: Evidence) -> Iterator[Guard]:
+    """Every boot's container had the image that is pinned. An engine that runs as a process has none: not asked."""
+    image = evidence.manifest.engine.image
+    if image is None:
+        return
+    running = [boot.image for boot in evidence.manifest.boots]
+    ok = None if not running or image.id is None or None in running else set(running) == {image.id}
+    said = ", ".join(sorted({str(each) for each in running})) if ok is not None else None
+    source = f"the containers' image against {image.reference or 'the record'}"
+    yield Guard("image_digest", ok, said, image.id or "the pinned image", "", source)
+
+
+def uninterrupted(evidence: Evidence) -> Iterator[Guard]:
+    """Neither the machine nor its Docker engine was restarted between the run's windows."""
+    hosts = [window.record.host if window.record else None for window in evidence.windows]
+    known = [host for host in hosts if host]
+    changed = [
+        name
+        for name, label in (("boot", "the machine"), ("dockerd", "dockerd"))
+        if len({host.get(name) for host in known}) > 1
+        for name in [label]
+    ]
+    ok = None if not hosts or len(known) < len(hosts) else not changed
+    said = f"restarted: {', '.join(changed)}" if changed else "no restart" if ok else None
+    yield Guard("uninterrupted", ok, said, "no restart", "", "boot id of the kernel, start of dockerd, a window")

@@ -1,0 +1,80 @@
+"""Room bench: gathers everything a run needs before anything is started."""
+
+from dataclasses import dataclass
+
+from bench.record import Plan
+from images.build import Built, Order, build_image
+from images.console import note
+from images.declaration import declaration
+from images.engine import ensure_engine
+from images.errors import UsageProblem
+from images.verify import verify_image
+from recipes.load import Loaded, first_choice, load_recipe, with_options
+from recipes.machine import gpu_device, load_machines, machine_facts, machine_profile, require_applies
+from recipes.rules import require_rules
+from recipes.run.process import refuse_taken_port
+from recipes.schema import Machine
+from recipes.spec import Container, container, serving_spec
+
+RUNTIMES = ("process", "docker")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a command line may say about a run; 0 and None leave it to the recipe. `url`: a server of somebody's."""
+
+    recipe: str | None = None
+    port: int = 0
+    boots: int = 0
+    windows: int = 0
+    runtime: str | None = None
+    url: str | None = None
+    load: bool = True
+
+
+def gather(options: Options) -> Plan:
+    """Choose and check the recipe, bring its engine, and say what will be run.
+
+    Raises UsageProblem for a recipe that is wrong or can't run here, EngineProblem when its engine can't be had.
+    """
+    machine = machine_facts()
+    name, why = (options.recipe, "asked for") if options.recipe else first_choice(machine["slug"])
+    loaded = with_options(load_recipe(name), options.port, options.boots, options.windows)
+    require_rules(loaded)
+    require_applies(loaded.recipe, machine)
+    note(f"Recipe {loaded.recipe.id}: {loaded.recipe.title} ({why})")
+    profile = machine_profile(machine, load_machines())
+    spec = serving_spec(loaded, profile)
+    if options.url is None:
+        refuse_taken_port(spec.host, spec.port)
+    if choose_runtime(loaded, options.runtime) == "process":
+        return Plan(loaded, ensure_engine(loaded.recipe.engine.image), spec, machine, options.url, options.load)
+    built = ensure_image(loaded)
+    box = engine_container(loaded, built, machine, profile)
+    return Plan(loaded, built, spec, machine, options.url, options.load, box)
+
+
+def choose_runtime(loaded: Loaded, asked: str | None) -> str:
+    """How the engine is started: as asked, else as the recipe says, else as the engine allows.
+
+    Raises UsageProblem for an unknown way, or one that the engine doesn't have.
+    """
+    if asked and asked not in RUNTIMES:
+        raise UsageProblem(f"--runtime {asked}: wanted one of {', '.join(RUNTIMES)}")
+    only_image = declaration(loaded.recipe.engine.image).disk_gb is None
+    if asked == "process" and only_image:
+        raise UsageProblem(f"{loaded.recipe.id}: the {loaded.recipe.engine.image} engine runs in a container only")
+    return asked or ("docker" if only_image else loaded.recipe.runtime.kind)
+
+
+def ensure_image(loaded: Loaded) -> Built:
+    """The engine's image, built or pulled where it isn't there yet, and proved."""
+    built = build_image(Order(loaded.recipe.engine.image))
+    verify_image(built)
+    return built
+
+
+def engine_container(loaded: Loaded, built: Built, machine: dict, profile: Machine) -> Container:
+    """The container part of a plan: the image, the one GPU, and a cache volume that belongs to this image alone."""
+    device = gpu_device(loaded.recipe, machine, profile)
+    return container(loaded, built.reference, device, f"station-recipes-{built.name}-{built.identity}")

@@ -1,0 +1,74 @@
+"""Room images: the front door: Invoke's program with the project's exit codes and one way to end."""
+
+import os
+import signal
+import sys
+from collections.abc import Iterable
+
+from invoke import Collection, Config, Exit, Program
+from invoke.exceptions import ParseError
+
+from images.errors import Problem, nearest
+
+
+class NobodysConfig(Config):
+    """Invoke's configuration under a name of our own: a user's ~/.invoke.py is theirs, not ours to run."""
+
+    prefix = "station-recipes-invoke"
+
+
+class FrontDoor(Program):
+    """Invoke's program with the project's exit codes: wrong usage is 2, a problem is one message."""
+
+    def parse_core(self, argv):
+        """Parse; a mistake ends with status 2 and the nearest task's name."""
+        self._as_usage(super().parse_core, argv)
+
+    def parse_tasks(self):
+        """Parse; a mistake ends with status 2 and the nearest task's name."""
+        self._as_usage(super().parse_tasks)
+
+    def _as_usage(self, parse, *args):
+        try:
+            parse(*args)
+        except ParseError as error:
+            message = str(error)
+            unknown = message.split("'")[1] if message.startswith("No idea what") else ""
+            close = nearest(unknown, list(self.namespace.task_names), count=1) if unknown else []
+            hint = f" Did you mean: {', '.join(close)}?" if close else ". `./inv TASK --help` explains a task."
+            raise Exit(message + hint, code=2) from None
+        except ValueError as error:  # Invoke's int() of an option's value
+            raise Exit(f"an option wants a number: {error}", code=2) from None
+
+    def execute(self):
+        """Run the tasks; a Problem is printed as one message."""
+        try:
+            super().execute()
+        except Problem as problem:
+            raise Exit(f"✘ {problem}", code=problem.exit_code) from None
+        except KeyboardInterrupt:
+            raise Exit("interrupted", code=1) from None
+        except BrokenPipeError:  # whoever read our output has had enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise Exit(code=141) from None
+
+
+def _arguments(argv: list[str], names: Iterable[str]) -> list[str]:
+    """Put a task's --help before its name: after it, a positional argument would swallow it."""
+    asked = argv and argv[0] in names and {"--help", "-h"} & set(argv)
+    return ["--help", argv[0]] if asked else argv
+
+
+def _terminated(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def open_door(tasks: Collection) -> None:
+    """Run the tasks that the command line names, and exit."""
+    # Said for SIGINT too: a shell that starts us in the background has it ignored, and then we'd never clean up.
+    for ending in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(ending, _terminated)
+    door = FrontDoor(
+        name="station-recipes", binary="./inv", namespace=tasks, version="0.1.0", config_class=NobodysConfig
+    )
+    door.run(["./inv", *_arguments(sys.argv[1:], tasks.task_names)])

@@ -1,0 +1,102 @@
+"""Room images: an image proved from outside: its own `verify` run in it without a network, and its layers searched."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from subprocess import DEVNULL, PIPE, Popen
+
+from images.build import Built
+from images.console import stage
+from images.declaration import declaration
+from images.docker_engine import LABEL, find_image
+from images.errors import EngineProblem
+from images.index import cache_root
+from images.secrets import secrets_in
+from images.verify_checks import Finding
+
+SCHEMA = 1
+HOME = "/opt/station-recipes"
+
+
+class ImageProblem(EngineProblem):
+    """An image is not what it must be."""
+
+
+def verify_image(built: Built, again: bool = False, device: str | None = None) -> list[Finding]:
+    """Prove an image; an earlier proof of the same image counts, unless `again`.
+
+    `device` is the CDI name of a GPU, for the checks that need one.
+    Raises ImageProblem, naming what was found and wanted, when a check fails.
+    """
+    kept = cache_root() / "proofs" / f"{built.id.removeprefix('sha256:')[:32]}.json"
+    findings = None if again else _read(kept)
+    if findings is None:
+        findings = [*inside(built, device), *layers(built.id)]
+    failed = [finding for finding in findings if finding.ok is False]
+    if failed:
+        kept.unlink(missing_ok=True)
+        lines = "\n".join(f"  {each.id}: found {each.found}; wanted {each.wanted}" for each in failed)
+        raise ImageProblem(f"the image {built.reference} is not what it must be:\n{lines}")
+    _keep(kept, findings)
+    return findings
+
+
+def inside(built: Built, device: str | None = None, options: Sequence[str] = ()) -> list[Finding]:
+    """Run the image's verify in a container as a recipe's is: no network, read-only, no privileges.
+
+    Raises ImageProblem when it can't be run at all.
+    """
+    build = declaration(built.name).sources.build
+    uid = build.uid if build else 1000
+    argv = ["docker", "run", "--rm", "--network", "none", "--read-only", "--cap-drop", "ALL"]
+    argv += ["--label", f"{LABEL}.kind=verify", "--security-opt", "no-new-privileges", "--user", f"{uid}:{uid}"]
+    argv += [
+        "--tmpfs",
+        f"/cache:exec,uid={uid},gid={uid},mode=0755",
+        "--tmpfs",
+        "/tmp:exec,mode=1777",  # noqa: S108 the container's own
+        "--shm-size",
+        "2g",
+    ]
+    argv += ["--device", device] if device else []
+    argv += ["--entrypoint", f"{HOME}/verify", built.id]
+    argv += ["--platform", built.platform, "--version", built.version, "--uid", str(uid), *options]
+    image = find_image(built.id)
+    for arch in image.labels.get(f"{LABEL}.cuda-archs", "").split() if image else []:
+        argv += ["--cuda-arch", arch]
+    findings = []
+    with Popen(argv, stdin=DEVNULL, stdout=PIPE, stderr=PIPE, text=True) as process:
+        with stage(f"proving the image {built.name} from within, without a network") as update:
+            for line in process.stdout:
+                finding = Finding(**json.loads(line))
+                findings.append(finding)
+                update(f"{'✔' if finding.ok else '–' if finding.ok is None else '✘'} {finding.id}")
+        said = process.stderr.read().strip()
+    if not findings:
+        raise ImageProblem(
+            f"verify could not be run in the image {built.reference}: {said[-500:] or 'it said nothing'}"
+        )
+    return findings
+
+
+def layers(reference: str) -> list[Finding]:
+    """Search every layer, the history, the environment and the labels for secrets."""
+    with stage("searching the image's layers for secrets"):
+        found = secrets_in(reference)
+    return [Finding("secrets", not found, "; ".join(found[:5]) or "none", "none in any layer")]
+
+
+def _read(file: Path) -> list[Finding] | None:
+    try:
+        kept = json.loads(file.read_text())
+        return [Finding(**each) for each in kept["findings"]] if kept["schema"] == SCHEMA else None
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def _keep(file: Path, findings: list[Finding]) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    partial = file.with_suffix(".partial")
+    partial.write_text(json.dumps({"schema": SCHEMA, "findings": [asdict(each) for each in findings]}, indent=1))
+    partial.replace(file)

@@ -1,0 +1,78 @@
+"""Room recipes: a recipe's engine image for people and for scripts: built or pulled, proved, locked."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from images.build import Built, Order, build_image
+from images.console import emit_json, note, out, table
+from images.errors import UsageProblem
+from images.verify import verify_image
+from images.verify_checks import Finding
+from images.yaml_source import shown
+from recipes.check import save_lock
+from recipes.load import load_recipe
+from recipes.lock import Images
+
+
+def build_engine(
+    order: Order, recipe: str | None, lock_file: Path | None, proof_again: bool, lock: bool, as_json: bool
+) -> None:
+    """Build or pull an image, prove it, write the recipe's lock, and print what is there now.
+
+    Raises Problem when any of these fails; an image that isn't proved is never locked.
+    """
+    started = time.monotonic()
+    built = build_image(order)
+    findings = verify_image(built, again=proof_again or built.fresh)
+    locked = _locked(recipe, built, lock_file) if lock and recipe else None
+    if as_json:
+        emit_json(
+            {
+                **asdict(built),
+                "reference": built.reference,
+                "findings": [asdict(finding) for finding in findings],
+                "lock": None if locked is None else shown(locked),
+            }
+        )
+        return
+    _print(built, findings, time.monotonic() - started)
+    if locked:
+        out().print(shown(locked), markup=False)
+
+
+def order_for(recipe: str | None, image: str | None, **options: object) -> Order:
+    """The order of a recipe's image, or of a named one.
+
+    Raises UsageProblem unless exactly one is named.
+    """
+    if bool(recipe) == bool(image):
+        raise UsageProblem("build needs either --recipe NAME or --image NAME")
+    return Order(load_recipe(recipe).recipe.engine.image if recipe else image, **options)
+
+
+def _locked(recipe: str, built: Built, lock_file: Path | None) -> Path | None:
+    """Write the lock; a recipe that can't be locked yet is said, and the image stays."""
+    try:
+        return save_lock(recipe, Images({built.platform: built.reference}), None, lock_file)
+    except UsageProblem as problem:
+        note(f"No lock was written: {problem}")
+        return None
+
+
+def _print(built: Built, findings: Sequence[Finding], seconds: float) -> None:
+    console = out()
+    marks = {True: "✔", False: "✘", None: "–"}
+    rows = [(marks[each.ok], each.id, each.found, "" if each.ok else each.wanted) for each in findings]
+    console.print(table("Proved from within and from outside", ("", "check", "found", "wanted"), rows))
+    state = "made" if built.fresh else "there already"
+    how = f"{state} ({built.source}), {built.size_bytes / 1e9:.2f} GB, {seconds:.0f} s"
+    console.print(f"\n{built.name} {built.version} for {built.platform}: {how}", markup=False)
+    console.print(f"image id  {built.id}", markup=False)
+    console.print(f"digest    {built.digest or 'none: it was built here and is in no registry'}", markup=False)
+
+
+def parse_archs(text: str | None) -> tuple[str, ...]:
+    """GPU architectures, separated by commas."""
+    return tuple(part.strip() for part in (text or "").split(",") if part.strip())

@@ -1,0 +1,246 @@
+"""Runs in other tools' words: what is read of a foreign file, what is said of it, and what goes out."""
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bench.evidence import read_evidence
+from bench.exchange import export, import_vllm
+from bench.runfolder import seal_faults
+from bench.verdict import EXIT_CODES, judge, write_verdict
+from images.errors import Problem, RunProblem, UsageProblem
+from recipes.load import load_recipe
+from tests.runs import closed_loop, recipe, write_run
+from tests.unit.test_verdict import LONG, boots_at, claim
+
+RECIPE = "micro/mtp1"
+LOAD = load_recipe(RECIPE).recipe.benchmark
+LIES = {
+    "max_output_tokens_per_s": 99_999.0,
+    "max_concurrent_requests": 9_999,
+    "output_throughput": 1.0,
+    "completed": 3,
+    "failed": 7,
+    "duration": 0.001,
+    "mean_itl_ms": 4.2,
+    "p99_ttft_ms": 0.1,
+    "steady_state": {"output_throughput": 1e9},
+}
+
+
+def result(streams: int = LOAD.concurrency, waves: int = 10, **changes: object) -> dict:
+    """What `vllm bench serve --save-detailed` writes for an ideal server under the recipe's load."""
+    arrays = closed_loop(streams, streams * waves, LOAD.output_len, 0.01)
+    requests, later = streams * waves, LOAD.output_len - 1
+    return {
+        "date": "20261101-101112",
+        "backend": "openai",
+        "model_id": "micro",
+        "num_prompts": requests,
+        "request_rate": "inf",
+        "max_concurrency": streams,
+        "input_lens": [LOAD.input_len] * requests,
+        "output_lens": [LOAD.output_len] * requests,
+        "start_times": arrays["start_s"].tolist(),
+        "ttfts": arrays["ttft_s"].tolist(),
+        "latencies": arrays["e2e_s"].tolist(),
+        "itls": [[0.01] * later] * requests,
+        "generated_texts": ["a text"] * requests,
+        "errors": [""] * requests,
+        **changes,
+    }
+
+
+def imported(folder: Path, *results: dict) -> Path:
+    files = []
+    for number, each in enumerate(results):
+        files.append(folder / f"result{number}.json")
+        files[-1].write_text(json.dumps(each))
+    return import_vllm(files, RECIPE, folder / "runs")
+
+
+def test_a_file_made_elsewhere_gives_figures_and_no_claim_is_comparable(tmp_path: Path):
+    verdict = write_verdict(imported(tmp_path, result(), result(), result()))
+    assert verdict["state"] == "NOT_COMPARABLE" and EXIT_CODES[verdict["state"]] == 5
+    assert verdict["status"] == "claimed", "nobody here saw it measured"
+    assert verdict["boots"] == 3 and verdict["ci95"] is not None
+    assert verdict["output_tok_s"]["steady"] == pytest.approx(16 * 128 / 1.32, rel=0.005)
+    for row in verdict["claims"]:
+        assert row["state"] == "NOT_COMPARABLE" and "names no machine" in row["reason"]
+
+
+def test_guards_whose_data_a_file_lacks_say_that_they_cannot_check(tmp_path: Path):
+    guards = {guard["id"]: guard["ok"] for guard in judge(read_evidence(imported(tmp_path, result())))["guards"]}
+    blind = {"finish_counters", "prompt_tokens", "prefix_hits", "preemptions", "engine_version", "live_argv"}
+    assert {guards[name] for name in blind} == {None}
+    assert {guards[name] for name in ("completed", "client_errors", "output_lengths")} == {True}
+    assert False not in guards.values(), guards
+
+
+def test_fields_that_lie_are_never_read(tmp_path: Path):
+    one, other = tmp_path / "a", tmp_path / "b"
+    for folder, changes in ((one, {}), (other, LIES)):
+        folder.mkdir()
+        write_verdict(imported(folder, result(**changes)))
+    runs = [next((folder / "runs").iterdir()) for folder in (one, other)]
+    first, second = (json.loads((run / "verdict.json").read_text()) for run in runs)
+    for verdict in (first, second):
+        verdict["setting"].pop("imported")  # the file's own sha256
+    assert first == second
+    assert len({(run / "boots/1/w1/client.npz").read_bytes() for run in runs}) == 1
+
+
+def broken(**changes: object) -> dict:
+    return result(**changes)
+
+
+FAULTS = {
+    "a failed request": (
+        {"errors": ["Traceback\nConnectionError: cut"] + [""] * 159, "output_lens": [0] + [128] * 159},
+        {"completed", "client_errors", "output_lengths"},
+    ),
+    "a short output": ({"output_lens": [127] + [128] * 159}, {"output_lengths"}),
+    "more asked for than answered": ({"num_prompts": 176}, {"completed"}),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_in_a_file_voids_it(tmp_path: Path, fault: str):
+    changes, expected = FAULTS[fault]
+    verdict = judge(read_evidence(imported(tmp_path, result(**changes))))
+    assert verdict["state"] == "INVALID" and verdict["latency_ms"] is None
+    assert expected <= {guard["id"] for guard in verdict["guards"] if guard["ok"] is False}
+
+
+def test_another_load_than_the_recipe_s_is_said(tmp_path: Path):
+    lens = [LOAD.input_len + 1] * 13 + [LOAD.input_len] * 67
+    run = imported(tmp_path, result(8, input_lens=lens, backend="openai-chat", request_rate=10.0))
+    reason = judge(read_evidence(run))["claims"][0]["reason"]
+    for said in ("8 streams, the recipe has 16", "chat template", "10.0 requests/s", "13 of 80 prompts not of 256"):
+        assert said in reason
+
+
+BROKEN = {
+    "no detail": (lambda: {"output_throughput": 11840.0}, "--save-detailed"),
+    "a list": (lambda: [1], "found a list"),
+    "lists of other lengths": (lambda: result(ttfts=[0.1]), "different lengths"),
+    "nothing": (lambda: {name: [] for name in result()}, "empty"),
+    "text for numbers": (lambda: result(ttfts=["x"] * 160), "something else"),
+    "not a number": (lambda: result(latencies=[float("nan")] * 160), "not finite"),
+    "before its time": (lambda: result(start_times=[-1.0] * 160), "negative"),
+    "gaps that are no lists": (lambda: result(itls=[3] * 160), "something else"),
+    "negative gaps": (lambda: result(itls=[[-1.0] * 127] * 160), "negative"),
+    "no streams": (lambda: result(max_concurrency=0), "max_concurrency"),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_file_that_is_no_result_is_one_clear_error(tmp_path: Path, case: str):
+    make, said = BROKEN[case]
+    with pytest.raises(Problem, match=said):
+        imported(tmp_path, make())
+
+
+def test_files_of_different_loads_are_not_boots_of_one_run(tmp_path: Path):
+    with pytest.raises(UsageProblem, match="different loads"):
+        imported(tmp_path, result(16), result(8))
+
+
+def exported(folder: Path, target: str, run: Path) -> list[Path]:
+    return export(run, target, folder / f"out.{target}")
+
+
+def test_an_exported_run_comes_back_as_the_same_arrays(tmp_path: Path):
+    subject = recipe(benchmark={**LONG, "boots": 2})
+    run = write_run(tmp_path / "run", subject, boots=boots_at(1000.0, 1010.0))
+    files = exported(tmp_path, "vllm", run)
+    assert [file.name for file in files] == ["out-b1-w1.vllm", "out-b2-w1.vllm"]
+    back = read_evidence(import_vllm(files, RECIPE, tmp_path / "runs"))
+    for ours, theirs in zip(read_evidence(run).windows, back.windows, strict=True):
+        for name in ("start_s", "ttft_s", "e2e_s", "input_tokens", "output_tokens", "chunks", "gaps_us", "error"):
+            assert (ours.arrays[name] == theirs.arrays[name]).all(), name
+    assert seal_faults(tmp_path / "run") == []
+
+
+def test_vllm_s_summaries_are_vllm_s_definitions_and_what_lies_is_left_out(tmp_path: Path):
+    rng = np.random.default_rng(4)
+    arrays = closed_loop(8, 80, 32, 0.01)
+    arrays["ttft_s"] = rng.uniform(0.01, 0.2, 80)
+    run = write_run(tmp_path / "run", recipe(), boots=[[arrays]])
+    found = json.loads(exported(tmp_path, "vllm", run)[0].read_text())
+    tpot = (arrays["e2e_s"] - arrays["ttft_s"]) / 31 * 1e3
+    assert found["p95_ttft_ms"] == pytest.approx(np.percentile(arrays["ttft_s"] * 1e3, 95))
+    assert found["median_tpot_ms"] == pytest.approx(np.median(tpot))
+    assert found["std_tpot_ms"] == pytest.approx(np.std(tpot))
+    wall = (arrays["start_s"] + arrays["e2e_s"]).max() - arrays["start_s"].min()
+    assert found["output_throughput"] == pytest.approx(80 * 32 / wall)
+    assert not [name for name in found if "itl_ms" in name or name.startswith(("max_o", "max_concurrent_"))]
+
+
+def test_an_invalid_run_exports_its_arrays_its_state_and_no_figure(tmp_path: Path):
+    arrays = closed_loop(8, 80, 32, 0.01)
+    arrays["error"] = arrays["error"].astype("U9")
+    arrays["error"][3] = "cut"
+    run = write_run(tmp_path / "run", recipe(), boots=[[arrays]])
+    found = json.loads(exported(tmp_path, "vllm", run)[0].read_text())
+    assert found["station_recipes"]["state"] == "INVALID" and found["failed"] == 1
+    assert "output_throughput" not in found and len(found["latencies"]) == 80
+    row = next(csv.DictReader(exported(tmp_path, "csv", run)[0].open()))
+    assert row["state"] == "INVALID" and row["whole_tok_s"] == row["ttft_p95_ms"] == ""
+    assert row["failed_guards"].split() == ["completed", "client_errors"]
+    assert json.loads(exported(tmp_path, "inferencex", run)[0].read_text())["output_tput_per_gpu"] is None
+
+
+def test_csv_has_a_row_a_window_with_the_verdict_s_figures_and_status(tmp_path: Path):
+    subject = recipe(status="synthetic", benchmark={**LONG, "boots": 3})
+    run = write_run(tmp_path / "run", subject, boots=boots_at(1000.0, 1010.0, 1020.0))
+    rows = list(csv.DictReader(exported(tmp_path, "csv", run)[0].open()))
+    verdict = judge(read_evidence(run))
+    assert [row["boot"] for row in rows] == ["1", "2", "3"]
+    assert {row["status"] for row in rows} == {"synthetic"}
+    assert np.mean([float(row["steady_tok_s"]) for row in rows]) == pytest.approx(
+        verdict["output_tok_s"]["steady"], rel=1e-5
+    )
+    assert float(rows[0]["ttft_p95_ms"]) == pytest.approx(0.05 * (8 * 32 / 0.36) / 1000 * 1e3, rel=1e-4)
+
+
+def test_inferencex_s_row_is_in_seconds_a_gpu_with_the_status_beside_it(tmp_path: Path):
+    claims = [claim("output_tok_s", 1000, 30, "cpu-x86-64")]
+    subject = recipe(claims=claims, benchmark={**LONG, "boots": 3})
+    run = write_run(tmp_path / "run", subject, boots=boots_at(1000.0, 1001.0, 1002.0), machine={"gpus": [{}, {}]})
+    row = json.loads(exported(tmp_path, "inferencex", run)[0].read_text())
+    verdict = judge(read_evidence(run))
+    assert row["output_tput_per_gpu"] == pytest.approx(verdict["output_tok_s"]["whole"] / 2)
+    assert row["p95_e2el"] == pytest.approx(verdict["latency_ms"]["e2e"]["p95"] / 1e3)
+    assert row["median_intvty"] == pytest.approx(1 / row["median_tpot"])
+    assert "power_valid" not in row and row["joules_per_output_token"] is None
+    assert row["station_recipes"]["claims"][0]["state"] == "REPRODUCED"
+
+
+def test_an_unknown_form_and_a_place_that_cannot_be_written_are_said(tmp_path: Path):
+    run = write_run(tmp_path / "run", recipe())
+    with pytest.raises(UsageProblem, match="vllm, csv, inferencex"):
+        export(run, "xml", tmp_path / "x")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageProblem, match="can't be written"):
+        export(run, "csv", tmp_path / "file" / "x")
+    with pytest.raises(RunProblem):
+        export(tmp_path, "csv", tmp_path / "x")
+
+
+def test_the_front_door_judges_a_file_and_exports_the_run_it_made(tmp_path: Path, inv):
+    file = tmp_path / "result.json"
+    file.write_text(json.dumps(result()))
+    answer = inv("verdict", str(file))
+    assert answer.returncode == 2 and "--recipe NAME" in answer.stderr
+    answer = inv("verdict", str(file), "--recipe", RECIPE, "--boot", str(file), "--out", str(tmp_path / "runs"))
+    assert answer.returncode == 5 and "cannot check" in answer.stdout, answer.stderr
+    run = Path(answer.stdout.splitlines()[-1])
+    assert run.is_dir() and json.loads((run / "verdict.json").read_text())["boots"] == 2
+    answer = inv("export", str(run), "--to", "csv", "--out", str(tmp_path / "out.csv"))
+    assert answer.returncode == 0 and (tmp_path / "out.csv").read_text().count("\n") == 3
+    assert inv("verdict", str(run), "--recipe", RECIPE).returncode == 2
+    assert inv("noise", "--run", str(run)).returncode == 1

@@ -1,0 +1,92 @@
+"""The noise floor: taken from an A/A run of this machine, stored, and copied into the runs that come after."""
+
+from pathlib import Path
+
+import pytest
+
+from bench import noise
+from bench.evidence import read_evidence
+from bench.runfolder import dump_json, write_text
+from bench.statistics import noise_floor
+from bench.verdict import judge
+from images.errors import Problem
+from tests.runs import recipe, write_run
+from tests.unit.test_verdict import ENGINE, LONG, boots_at, claim, spoiled_window
+
+HERE = {"slug": "cpu-x86-64", "cpu": {"model": "a CPU", "cores": 2}, "gpus": []}
+
+
+@pytest.fixture(autouse=True)
+def this_machine(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(noise, "machine_facts", lambda: HERE)
+
+
+def a_run(folder: Path, *rates: float, machine: dict = HERE, manifest: dict = ENGINE) -> Path:
+    subject = recipe(benchmark={**LONG, "boots": len(rates)})
+    return write_run(folder, subject, boots=boots_at(*rates), machine=machine, manifest=manifest)
+
+
+def test_an_a_a_run_s_scatter_becomes_the_floor_of_later_runs(tmp_path: Path):
+    run = a_run(tmp_path / "aa", 1000, 1010, 990, 1005, 995)
+    record, file = noise.learn(run, tmp_path / "state")
+    assert file == tmp_path / "state/noise/cpu-x86-64/e1/test.json"
+    floor = record["metrics"]["output_tok_s"]
+    assert floor["relative"] == pytest.approx(noise_floor(floor["values"]))
+    assert floor["relative"] == pytest.approx(2.776 * 0.00791 * (1 + 1 / 5) ** 0.5, rel=0.01)
+
+    machine = noise.with_noise_floor({**HERE, "reasons": {}}, "e1", "test", tmp_path / "state")
+    later = recipe(claims=[claim("output_tok_s", 1000, 10, "cpu-x86-64")], benchmark={**LONG, "boots": 3})
+    run = write_run(tmp_path / "later", later, boots=boots_at(999, 1000, 1001), machine=machine, manifest=ENGINE)
+    row = judge(read_evidence(run))["claims"][0]
+    assert row["tolerance_used"] == row["noise_floor"] > row["tolerance"] == 10
+
+
+def test_a_run_knows_only_the_floor_of_its_own_machine_engine_and_family(tmp_path: Path):
+    noise.learn(a_run(tmp_path / "aa", 1000, 1010, 990), tmp_path / "state")
+    for slug, engine, family in (("h200", "e1", "test"), ("cpu-x86-64", "e2", "test"), ("cpu-x86-64", "e1", "micro")):
+        machine = noise.with_noise_floor({"slug": slug, "reasons": {}}, engine, family, tmp_path / "state")
+        assert machine["noise_floor"] is None and "./inv noise" in machine["reasons"]["noise_floor"]
+    assert noise.with_noise_floor(HERE, None, "test", tmp_path / "state")["noise_floor"] is None
+
+
+def test_a_floor_that_cannot_be_read_is_said_and_not_used(tmp_path: Path):
+    file = noise.noise_file("cpu-x86-64", "e1", "test", tmp_path)
+    for text in ("{", "[]", dump_json({"machine": "cpu-x86-64"})):
+        write_text(file, text)
+        machine = noise.with_noise_floor({**HERE, "reasons": {}}, "e1", "test", tmp_path)
+        assert machine["noise_floor"] is None and "can't be read" in machine["reasons"]["noise_floor"]
+        assert noise.stored_floors(tmp_path) == []
+
+
+REFUSED = {
+    "two boots": (lambda folder: a_run(folder, 1000, 1010), "2 boot"),
+    "another machine": (
+        lambda folder: a_run(folder, 1000, 1010, 990, machine={**HERE, "cpu": {"model": "another", "cores": 2}}),
+        "another machine",
+    ),
+    "somebody else's server": (
+        lambda folder: a_run(folder, 1, 2, 3, manifest={**ENGINE, "url": "http://127.0.0.1:1"}),
+        "isn't ours",
+    ),
+    "an invalid run": (
+        lambda folder: write_run(
+            folder, recipe(benchmark={"boots": 3}), boots=[[spoiled_window("error")]] * 3, machine=HERE, manifest=ENGINE
+        ),
+        "invalid",
+    ),
+    "a name that leads elsewhere": (
+        lambda folder: a_run(
+            folder, 1000, 1010, 990, manifest={"engine": {"answered": ["0.32.0"], "identity": "../../x"}}
+        ),
+        "can't name a noise floor",
+    ),
+    "no folder": (lambda folder: folder, "no run's folder"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_run_that_cannot_tell_is_refused_and_nothing_is_stored(tmp_path: Path, case: str):
+    make, said = REFUSED[case]
+    with pytest.raises(Problem, match=said):
+        noise.learn(make(tmp_path / "run"), tmp_path / "state")
+    assert not (tmp_path / "state").exists()
