@@ -344,26 +344,8 @@ def lint(_c, fix=False):
 
 
 ns = Collection(
-    reproduce,
-    bench,
-    ceiling,
-    quality,
-    serve,
-    status,
-    stop,
-    verdict,
-    export,
-    noise,
-    build,
-    pins,
-    check,
-    render,
-    lock,
-    diff,
-    ladder,
-    list_,
-    test,
-    lint,
+    *(reproduce, bench, ceiling, quality, serve, status, stop, verdict, export, noise),
+    *(build, pins, check, render, lock, diff, ladder, list_, test, lint),
 )
 
 

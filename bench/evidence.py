@@ -27,7 +27,7 @@ NAMES = {
     "gaps_us": np.integer,
     "error": np.str_,
 }
-OPTIONAL = {"looping": np.bool_}  # windows of the first schema lack them
+OPTIONAL = {"looping": np.bool_, "client": np.int16}  # windows of the first schema lack them
 
 
 class Stored(BaseModel):
@@ -37,10 +37,17 @@ class Stored(BaseModel):
 
 
 class ImageRecord(Stored):
-    """The container image of an engine: the digest that is pinned, and the one that ran."""
+    """The container image that was to serve: its id, and how containers were to name it (a digest, or the id)."""
 
-    pinned: str | None = None
-    running: str | None = None
+    id: str | None = None
+    reference: str | None = None
+
+
+class BootRecord(Stored):
+    """What the manifest says of one boot: the id of the image that its container really had."""
+
+    boot: int
+    image: str | None = None
 
 
 class EngineRecord(Stored):
@@ -88,6 +95,7 @@ class Manifest(Stored):
     planned_windows: int
     engine: EngineRecord
     model: ModelRecord
+    boots: list[BootRecord] = []
     url: str | None = None
     imported: Imported | None = None
     load: list[WindowLoad] = []

@@ -133,7 +133,7 @@ def _record_boot(plan: Plan, folder: Path, boot: int, server: Server, recorder: 
     live_env = {name: server.env.get(name) for name in plan.spec.env}
     env = {"rendered": plan.spec.env, "live": live_env}
     write_text(folder / "env.json", anonymous(dump_json(env), plan))
-    recorder.manifest["boots"].append({"boot": boot, "boot_s": round(server.boot_s, 1)})
+    recorder.manifest["boots"].append({"boot": boot, "boot_s": round(server.boot_s, 1), "image": server.image})
 
 
 def _measure_boot(plan: Plan, run: Path, boot: int, target: Target, recorder: Recorder) -> None:

@@ -34,8 +34,10 @@ def judge(evidence: Evidence) -> dict:
     guards = run_guards(evidence)
     voided = [guard for guard in guards if guard.voids]
     measured = measure_evidence(evidence)
-    ids = [guard.id for guard in voided]
-    claims = [judge_claim(claim, evidence, measured, ids) for claim in evidence.recipe.claims]
+    claims = [
+        judge_claim(claim, evidence, measured, [guard.id for guard in voided if guard.voids_metric(claim.metric)])
+        for claim in evidence.recipe.claims
+    ]
     figures, reasons = _figures(evidence, measured, voided)
     verdict = {
         "schema": SCHEMA,
@@ -93,10 +95,13 @@ def _setting(evidence: Evidence) -> dict:
 
 
 def overall_state(claims: list[Claim], judged: list[dict], voided: list[Guard]) -> str:
-    """The worst state over the claims that judge; MEASURED where none does."""
-    if voided:
-        return "INVALID"
+    """The worst state over the claims that judge; MEASURED where none does.
+
+    A guard that voids only what was timed leaves claims that need no clock; with none of those it voids the run.
+    """
     states = {row["state"] for claim, row in zip(claims, judged, strict=True) if claim.judge}
+    if any(guard.scope == "run" for guard in voided) or (voided and not states):
+        return "INVALID"
     return next((state for state in WORST_FIRST if state in states), "MEASURED")
 
 
@@ -122,15 +127,19 @@ def _figures(evidence: Evidence, measured: Measurement, voided: list[Guard]) -> 
         "conditions": measured.gpu.conditions,
         "quality": measured.quality or None,
     }
-    if voided:
-        why = f"the run is invalid ({', '.join(guard.id for guard in voided)}): it gives no figure"
-        reasons = dict.fromkeys(figures, why)
-        figures = dict.fromkeys(figures) | {
+    reasons = measured.gpu.reasons | _why_missing(figures, measured)
+    lost = [name for name in figures if any(guard.voids_metric(name) for guard in voided)]
+    if lost:
+        names = ", ".join(guard.id for guard in voided)
+        whole = any(guard.scope == "run" for guard in voided)
+        why = f"the run is invalid ({names}): it gives no figure" if whole else f"nothing timed counts ({names})"
+        reasons = {key: said for key, said in reasons.items() if key.partition(".")[0] not in lost}
+        reasons |= dict.fromkeys(lost, why)
+        emptied = {
             "output_tok_s": dict.fromkeys(rates),
             "streams": {**dict.fromkeys(figures["streams"]), "asked": figures["streams"]["asked"]},
         }
-    else:
-        reasons = measured.gpu.reasons | _why_missing(figures, measured)
+        figures |= dict.fromkeys(lost) | {name: value for name, value in emptied.items() if name in lost}
     known = {"noise_floor": _noise_floor(evidence), "client_ceiling": _client_ceiling(evidence)}
     told = evidence.machine.reasons or {}
     unknown = {name: told.get(name, "not recorded in this run") for name, value in known.items() if value is None}

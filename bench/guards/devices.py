@@ -27,15 +27,17 @@ def _figures(window: Window) -> WindowFigures | None:
 
 
 def client_saturation(evidence: Evidence) -> Iterator[Guard]:
-    """No load client used more than 80% of a core: else the client is what was measured."""
+    """No load client used more than 80% of a core: else the client is what was measured.
 
-    def share(window: Window) -> float | None:
-        figures = _figures(window)
-        return figures.client_share if figures else None
-
-    most = worst(evidence, share)
+    A client that waits for a core uses little of it and is late all the same: dispatch_delay is about that.
+    """
+    figures = [_figures(window) for window in evidence.windows]
+    shares = [each.client_share if each else None for each in figures]
+    most = None if not shares or None in shares else max(shares)
+    waits = [each.client_wait_share for each in figures if each and each.client_wait_share is not None]
+    waited = f"; the client waited for a core for {max(waits):.1%} of the window" if waits else ""
     ok = None if most is None else most <= CLIENT_LIMIT
-    yield Guard("client_saturation", ok, most, CLIENT_LIMIT, "of a core", "telemetry", scope="timing")
+    yield Guard("client_saturation", ok, most, CLIENT_LIMIT, "of a core", f"telemetry{waited}", scope="timing")
 
 
 def telemetry_gaps(evidence: Evidence) -> Iterator[Guard]:

@@ -75,13 +75,15 @@ def quality_complete(evidence: Evidence) -> Iterator[Guard]:
 
 
 def image_digest(evidence: Evidence) -> Iterator[Guard]:
-    """The image that ran is the image that is pinned. An engine that runs as a process has none: not asked."""
+    """Every boot's container had the image that is pinned. An engine that runs as a process has none: not asked."""
     image = evidence.manifest.engine.image
-    if image is None and evidence.recipe.runtime.kind == "process":
+    if image is None:
         return
-    pinned, running = (image.pinned, image.running) if image else (None, None)
-    ok = pinned == running if pinned and running else None
-    yield Guard("image_digest", ok, running, pinned or "a pinned digest", "", "manifest.json, engine.image")
+    running = [boot.image for boot in evidence.manifest.boots]
+    ok = None if not running or image.id is None or None in running else set(running) == {image.id}
+    said = ", ".join(sorted({str(each) for each in running})) if ok is not None else None
+    source = f"the containers' image against {image.reference or 'the record'}"
+    yield Guard("image_digest", ok, said, image.id or "the pinned image", "", source)
 
 
 def uninterrupted(evidence: Evidence) -> Iterator[Guard]:

@@ -4,9 +4,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from bench.analyse import in_flight, succeeded
+from bench.analyse import succeeded
 from bench.evidence import Evidence, Window
 from bench.guards.guard import Guard, worst
+from bench.saturation import dispatch_share
 
 STRAGGLER_LIMIT = 2.0
 LOOP_LIMIT = 0.05
@@ -62,18 +63,7 @@ def degenerate_text(evidence: Evidence) -> Iterator[Guard]:
 
 def dispatch_delay(evidence: Evidence) -> Iterator[Guard]:
     """A stream's next request leaves soon after the one before it ended: else the client is the limit."""
-
-    def share(window: Window) -> float | None:
-        good = succeeded(window.arrays)
-        ttft = window.arrays["ttft_s"][good]
-        streams = int(in_flight(window.arrays)[1].max()) if len(good) else 0
-        starts = np.sort(window.arrays["start_s"])[streams:]
-        ends = np.sort(window.arrays["start_s"] + window.arrays["e2e_s"])[: len(starts)]
-        if not len(starts) or not len(ttft) or not np.median(ttft) > 0:
-            return None
-        return float(np.mean(np.maximum(starts - ends, 0)) / np.median(ttft))
-
-    most = worst(evidence, share)
+    most = worst(evidence, lambda window: dispatch_share(window.arrays) if len(window.arrays["start_s"]) else None)
     ok = None if most is None else most <= DISPATCH_LIMIT
     source = "load client: mean from a stream's end to its next start"
     yield Guard("dispatch_delay", ok, most, DISPATCH_LIMIT, "share of the median TTFT", source, scope="timing")

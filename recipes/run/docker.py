@@ -96,6 +96,7 @@ def serve(spec: ServingSpec, box: Container, log: Path, progress: Progress = lam
             env=live[1],
             boot_s=time.monotonic() - started,
             alive=process.alive,
+            image=container.attrs.get("Image"),
         )
 
 

@@ -30,7 +30,7 @@ class Server:
     """A ready server of ours: it has answered a real completion under the right model name.
 
     `argv` and `env` are the live ones, read from the running process; `boot_s` is start to ready; `processes`
-    gives the pids of all it consists of now, on this machine.
+    gives the pids of all it consists of now, on this machine; `image` is the id of the image its container has.
     """
 
     url: str
@@ -40,7 +40,8 @@ class Server:
     env: dict[str, str]
     boot_s: float
     alive: Callable[[], bool]
-    processes: Callable[[], list[int]]
+    processes: Callable[[], list[int]] = list
+    image: str | None = None
 
 
 def environment(spec: ServingSpec) -> dict[str, str]:

@@ -1,0 +1,172 @@
+"""Guards on evidence that no engine fault makes: clocks, GPUs, clients, restarts, images; and what a failure voids."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bench.continuity import host_identity
+from bench.evidence import read_evidence
+from bench.guards import in_words, roots, run_guards
+from bench.loops import is_loop
+from bench.runfolder import seal, window_folder
+from bench.verdict import judge
+from tests.runs import GOOD_GPU, claim, closed_loop, counters, recipe, telemetry, write_run
+
+GOOD = closed_loop(8, 80, 32, 0.01)
+GPU = {"manifest": {"engine": {"answered": ["0.32.0"]}}}
+
+
+def scaled(factor: float) -> dict[str, np.ndarray]:
+    """The same window on a clock that runs wrong."""
+    times = {name: GOOD[name] * factor for name in ("start_s", "ttft_s", "e2e_s")}
+    shifted = times["start_s"] - times["start_s"].min() + 1000.0
+    return {**GOOD, **times, "start_s": shifted, "gaps_us": (GOOD["gaps_us"] * factor).astype(np.uint32)}
+
+
+def late(delay_s: float) -> dict[str, np.ndarray]:
+    """A client that sends each next request late: by `delay_s` more every wave."""
+    wave = np.arange(80) // 8
+    return {**GOOD, "start_s": GOOD["start_s"] + wave * delay_s}
+
+
+def restarted(what: str) -> dict:
+    """counters.json of a window after a restart."""
+    return {**counters(recipe()), "host": {**counters(recipe())["host"], what: "another"}}
+
+
+def seen(**changes) -> dict:
+    return {"seen": telemetry(GOOD, **changes)}
+
+
+def on_gpu(**values: float) -> dict:
+    return seen(gpu={**GOOD_GPU, **values})
+
+
+IMAGE = {"answered": ["0.32.0"], "image": {"id": "sha256:aa", "reference": "vllm@sha256:cc"}}
+
+FAULTS = {
+    "nothing, no GPU": ({}, set()),
+    "nothing, a GPU": (on_gpu(), set()),
+    "a client's clock that runs 10% slow": ({"boots": [[scaled(0.9)]], "counted": counters(recipe())}, {"peak"}),
+    "a client that uses 90% of a core": (seen(client=0.9), {"client_saturation"}),
+    "a client that sends late": ({"boots": [[late(0.004)]]}, {"dispatch_delay"}),
+    "a tenth of the window without telemetry": (seen(gap=(0.5, 0.6)), {"telemetry_gaps"}),
+    "thermal slowdown": (on_gpu(gpu_throttle_bits=float(0x40)), {"throttle"}),
+    "power brake": (on_gpu(gpu_throttle_bits=float(0x84)), {"throttle"}),
+    "a power cap at the default limit": (on_gpu(gpu_throttle_bits=float(0x4)), set()),
+    "a lowered power limit": (on_gpu(gpu_power_limit_w=500.0), {"power_cap"}),
+    "another process on the GPU": (on_gpu(gpu_foreign_count=1.0), {"gpu_alone"}),
+    "the GPU was lost": (seen(gpu=GOOD_GPU, lost_s=1002.0), {"gpu_lost"}),
+    "a container of the pinned image": ({"manifest": {"engine": IMAGE, "boots": [{"boot": 1, "image": "sha256:aa"}]}}, set()),
+    "a container of another image": (
+        {"manifest": {"engine": IMAGE, "boots": [{"boot": 1, "image": "sha256:bb"}]}},
+        {"image_digest"},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_what_voids_a_number_beside_the_engine_is_named_by_its_own_guard(tmp_path: Path, fault: str):
+    arguments, expected = FAULTS[fault]
+    found = run_guards(read_evidence(write_run(tmp_path / "run", recipe(), **arguments)))
+    assert {root.id for root in roots(found)} == expected
+    assert not [guard.id for guard in found if guard.ok is None], "all evidence is there: every guard can tell"
+
+
+@pytest.mark.parametrize(("what", "said"), [("boot", "the machine"), ("dockerd", "dockerd")])
+def test_a_restart_between_two_windows_voids_the_run(tmp_path: Path, what: str, said: str):
+    run = write_run(tmp_path / "run", recipe(benchmark={"windows": 2}))
+    file = window_folder(run, 1, 2) / "counters.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "host": restarted(what)["host"]}))
+    seal(run)
+    found = run_guards(read_evidence(run))
+    assert in_words(found) == [f"uninterrupted: restarted: {said}, wanted no restart"]
+
+
+def test_this_machine_has_an_identity_that_stays(tmp_path: Path):
+    assert host_identity() == host_identity() and len(host_identity()["boot"]) == 16
+    assert host_identity(tmp_path) == {"boot": None, "dockerd": None}
+
+
+def test_compiling_that_the_log_tells_of_counts_inside_the_window_only(tmp_path: Path):
+    said = "WARNING Triton kernel JIT compilation during inference: _fwd. This causes a latency spike"
+    for lines, ok in (({"before": 0, "after": 2}, False), ({"before": 2, "after": 3}, True)):
+        counted = {**counters(recipe()), "log_lines": lines}
+        log = f"ready\n{said}\nwindow\nend"
+        run = write_run(tmp_path / str(ok), recipe(), counted=counted, log=log)
+        found = {guard.id: guard for guard in run_guards(read_evidence(run))}["cold_engine"]
+        assert found.ok is ok
+        assert ok or "1 lines of the log" in found.observed
+
+
+def test_without_telemetry_or_course_their_guards_cannot_check_and_nothing_is_made_up(tmp_path: Path):
+    run = write_run(tmp_path / "run", recipe(), counted={**counters(recipe()), "series": None, "host": None})
+    (window_folder(run, 1, 1) / "telemetry.npz").unlink()
+    seal(run)
+    found = run_guards(read_evidence(run))
+    unsure = {guard.id: guard.observed for guard in found if guard.ok is None}
+    assert unsure == dict.fromkeys(
+        ("uninterrupted", "counter_gaps", "peak", "client_saturation", "telemetry_gaps"), None
+    )
+    assert not roots(found)
+
+
+def test_a_run_of_the_first_schema_is_asked_what_it_was_asked_then(tmp_path: Path):
+    run = write_run(tmp_path / "run", recipe(), manifest={"schema": 1}, **seen(client=0.99))
+    verdict = judge(read_evidence(run))
+    assert verdict["state"] == "MEASURED"
+    assert "client_saturation" not in {guard["id"] for guard in verdict["guards"]}
+    assert all(
+        set(guard) == {"id", "ok", "observed", "limit", "unit", "source", "waived"} for guard in verdict["guards"]
+    )
+
+
+def test_a_straggler_voids_what_was_timed_and_nothing_else(tmp_path: Path):
+    slow = {**GOOD, "e2e_s": GOOD["e2e_s"] + np.where(np.arange(80) == 40, 0.5, 0)}
+    stated = [claim("acceptance_length", 1.8, 0.05)]
+    rate = claim("output_tok_s", 700, 30, "cpu-x86-64")
+    for claims, state in (([], "INVALID"), (stated, "REPRODUCED"), ([*stated, rate], "INVALID")):
+        subject = recipe(claims=claims)
+        run = write_run(tmp_path / state / str(len(claims)), subject, [[slow]], counters(subject, 80, 100, slow))
+        verdict = judge(read_evidence(run))
+        assert [root.id for root in roots(run_guards(read_evidence(run)))] == ["straggler"]
+        assert verdict["state"] == state
+        assert set(verdict["output_tok_s"].values()) == {None} and verdict["latency_ms"] is None
+        assert "straggler" in verdict["reasons"]["output_tok_s"]
+        assert verdict["acceptance_length"] == 1.8
+        states = {row["id"]: row["state"] for row in verdict["claims"]}
+        assert states.get("output_tok_s", "INVALID") == "INVALID"
+
+
+def test_a_waived_cause_explains_nothing(tmp_path: Path):
+    broken = {**GOOD, "error": np.asarray(["refused"] + [""] * 79, np.str_)}
+    waive = {"waive": [{"guard": "completed", "reason": "a test"}]}
+    for proof, named in (({}, ["completed"]), (waive, ["client_errors"])):
+        run = write_run(tmp_path / named[0], recipe(proof=proof), boots=[[broken]])
+        assert [root.id for root in roots(run_guards(read_evidence(run)))] == named
+
+
+@pytest.mark.parametrize(
+    ("text", "loops"),
+    [
+        ("The sum is 12. " + "ab" * 40, True),
+        ("x" * 40, True),
+        ("again and " * 12, True),
+        ("add 12+12=24\nadd 12+24=36\nadd 24+36=60\nadd 36+60=96\n", False),
+        ("abcdefghijklmnopqrstuvwxyz" * 2, False),
+        ("short", False),
+        ("", False),
+    ],
+)
+def test_a_loop_is_four_repetitions_in_the_second_half(text: str, loops: bool):
+    assert is_loop(text) is loops
+
+
+def test_a_guard_that_only_explains_a_shortfall_voids_nothing(tmp_path: Path):
+    found = run_guards(read_evidence(write_run(tmp_path / "run", recipe())))[0]
+    assert not replace(found, ok=False, explains_shortfall=True).voids
+    assert replace(found, ok=False).voids_metric("acceptance_length")
+    assert not replace(found, ok=False, scope="timing").voids_metric("acceptance_length")
