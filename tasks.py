@@ -6,6 +6,7 @@ from pathlib import Path
 from invoke import Collection, Exit, task
 
 from bench.tasks import RECIPE, RUNS, export, finish, noise, verdict
+from images import tasks as image_tasks
 from images.errors import UsageProblem
 from images.front_door import open_door
 
@@ -287,6 +288,30 @@ def list_(_c, json=False):
     list_recipes(json)
 
 
+HOSTS = {
+    "host": "hosts or groups, separated by commas; default: all of --inventory, else this machine",
+    "inventory": "an Ansible inventory; ansible/inventory/ has examples",
+    "set": "NAME=VALUE, a variable of a role; may be repeated",
+    "json": "print JSON",
+}
+
+
+@task(help=HOSTS, iterable=["set"])
+def doctor(_c, host="", inventory=None, set=None, json=False):  # noqa: A002
+    """Look at hosts: every finding with found, wanted and remedy; changes nothing. 8 if something is wrong."""
+    from recipes.hosts import doctor
+
+    raise Exit(code=doctor(host, inventory, set, json))
+
+
+@task(help={**HOSTS, "check": "say what would change, and change nothing"}, iterable=["set"])
+def provision(_c, host="", inventory=None, check=False, set=None, json=False):  # noqa: A002
+    """Bring hosts to where they can serve: Docker, the container toolkit. On DGX OS it only validates."""
+    from recipes.hosts import provision
+
+    raise Exit(code=provision(host, inventory, set, check, json))
+
+
 @task(
     help={
         "require": "markers that must not be skipped, separated by commas: engine,docker,host,browser",
@@ -344,8 +369,29 @@ def lint(_c, fix=False):
 
 
 ns = Collection(
-    *(reproduce, bench, ceiling, quality, serve, status, stop, verdict, export, noise),
-    *(build, pins, check, render, lock, diff, ladder, list_, test, lint),
+    reproduce,
+    bench,
+    ceiling,
+    quality,
+    serve,
+    status,
+    stop,
+    verdict,
+    export,
+    noise,
+    build,
+    pins,
+    check,
+    render,
+    lock,
+    diff,
+    ladder,
+    list_,
+    doctor,
+    provision,
+    test,
+    lint,
+    image=image_tasks.ns,
 )
 
 

@@ -212,7 +212,8 @@ def vllm_result(evidence: Evidence, verdict: dict, window: Window) -> dict:
 
     Percentiles are interpolated and over successful requests only, as there. Left out are the fields that
     count chunks for tokens (max_output_tokens_per_s, itl summaries) or seconds for moments
-    (max_concurrent_requests). A run whose timing is void has its arrays and no summary. Texts weren't kept: they're null.
+    (max_concurrent_requests). A run whose timing is void has its arrays and no summary. Texts are null: few
+    were kept.
     """
     arrays, load = window.arrays, evidence.recipe.benchmark
     good = succeeded(arrays)
