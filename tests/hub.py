@@ -18,8 +18,8 @@ def sha256(data: bytes) -> str:
 class Hub(http.server.ThreadingHTTPServer):
     """Serves `files` of REPO at REVISION. Large ones ('.safetensors') are LFS: redirected to a network of another origin.
 
-    Switches: `drop_after` {name: [bytes]} cuts the connection there, one request each; `answers` {path: [(status, headers)]} are
-    given first; `alter` {name: data} is sent instead of the true content; `api` False is a plain mirror; `ranges` False
+    Switches: `drop_after` {name: [bytes]} cuts the connection there, one request each; `answers` {path: [(status, headers) or
+    None]} come first, None is the true answer; `alter` {name: data} is sent instead of the true content; `api` False is a plain mirror; `ranges` False
     ignores Range; `token` is demanded; `pause_s` slows each 64 KiB. `seen` is every request, with its headers.
     """
 
@@ -68,9 +68,9 @@ class Answers(http.server.BaseHTTPRequestHandler):
         path = self.path.split("?")[0]
         hub.seen.append((self.command, path, dict(self.headers), self.server is hub))
         hub.command_lines.append("\n".join(line_of(each) for each in Path("/proc").glob("[0-9]*/cmdline")))
-        if hub.answers.get(path):
-            status, headers = hub.answers[path].pop(0)
-            return self._send(status, b"", **headers)
+        other = hub.answers[path].pop(0) if hub.answers.get(path) else None
+        if other:
+            return self._send(other[0], b"", **other[1])
         if self.server is not hub:
             return self._file(hub, path.removeprefix("/lfs/"))
         return self._answer(hub, path)

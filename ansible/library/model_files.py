@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 """A model's files on a host: from a hub, a mirror or a folder, checked, never there in part. Standard library only.
 
 As a script: `python3 model_files.py --cache FOLDER --repo OWNER/NAME --revision COMMIT` prints JSON; a token is
@@ -22,16 +22,28 @@ from dataclasses import fields
 from pathlib import Path
 
 try:
-    from ansible.module_utils.model_disk import Progress, as_ourselves, inside, is_held, locked, read_json, sha256_of
+    from ansible.module_utils.model_disk import (
+        Progress,
+        as_ourselves,
+        inside,
+        is_held,
+        locked,
+        read_json,
+        sha256_of,
+        shown,
+    )
     from ansible.module_utils.model_hub import ModelProblem, Told
     from ansible.module_utils.model_request import Request, require_name
     from ansible.module_utils.model_transfer import arrived, bring_all, finish, take_back
 except ImportError:
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "module_utils"))
-    from model_disk import Progress, as_ourselves, inside, is_held, locked, read_json, sha256_of
+    from model_disk import Progress, as_ourselves, inside, is_held, locked, read_json, sha256_of, shown
     from model_hub import ModelProblem, Told
     from model_request import Request, require_name
     from model_transfer import arrived, bring_all, finish, take_back
+
+WATCH_POLL_S = 0.5
+SETTLED = 6  # polls with a free lock after which nobody is at work
 
 
 def faults(request: Request) -> dict[str, str]:
@@ -122,12 +134,13 @@ def ensure(request: Request, check: bool, say=None) -> dict:
         if not check:
             held.enter_context(locked(request.place("lock"), request.lock_wait_s))
         wrong = faults(request) if there else {"": "it isn't there"}
-        answer = {"path": request.path, "repo": request.repo, "revision": request.revision, "faults": wrong}
+        answer = {"folder": request.path, "repo": request.repo, "revision": request.revision, "faults": wrong}
         if not wrong:
             changed = alias(request, make=not check)
             return {
                 **answer,
                 "changed": changed,
+                "needed": changed,
                 "complete": True,
                 "bytes_to_fetch": 0,
                 "message": f"{request.path} is whole",
@@ -136,10 +149,14 @@ def ensure(request: Request, check: bool, say=None) -> dict:
         total = sum(told.size for told in files.values())
         to_come = total - sum(arrived(request, name, told, wrong) for name, told in files.items() if there)
         require_space(request, to_come)
-        answer |= {"changed": True, "files": len(files), "bytes_total": total, "bytes_to_fetch": to_come}
-        summary = (
-            f"{to_come / 1e9:.2f} of {total / 1e9:.2f} GB in {len(files)} files from {request.source} to {request.path}"
-        )
+        answer |= {
+            "changed": True,
+            "needed": True,
+            "files": len(files),
+            "bytes_total": total,
+            "bytes_to_fetch": to_come,
+        }
+        summary = f"{shown(to_come)} of {shown(total)} in {len(files)} files from {request.source} to {request.path}"
         if check:
             return {**answer, "complete": False, "message": f"would bring {summary}"}
         take_back(request, wrong)
@@ -159,20 +176,25 @@ def require_space(request: Request, to_come: int) -> None:
     free, wanted = disk.f_bavail * disk.f_frsize, (0 if request.link else to_come) + request.keep_free_gb * 1e9
     if free < wanted:
         raise ModelProblem(
-            f"{folder} has {free / 1e9:.1f} GB free, wanted {wanted / 1e9:.1f}: {to_come / 1e9:.1f} to come and "
-            f"{request.keep_free_gb:g} to stay free; nothing was fetched"
+            f"{folder} has {shown(free)} free, wanted {shown(wanted)}: {shown(to_come)} to come and "
+            f"{request.keep_free_gb:g} GB to stay free; nothing was fetched"
         )
 
 
 def watch(request: Request, every_s: float) -> dict:
-    """Wait up to `every_s` seconds for a run to end; say how far it is."""
-    deadline, free = time.monotonic() + every_s, 0
+    """Wait up to `every_s` seconds for a run to end; say how far it is.
+
+    A lock that is free for a moment only may be that of a run that hasn't begun yet, unless the files are there.
+    """
+    deadline, free = time.monotonic() + max(every_s, WATCH_POLL_S * (SETTLED + 2)), 0
     with inside(Path(request.cache), request.owner, request.group, make=False) as there:
-        while there and time.monotonic() < deadline and free < 4:
+        while there and time.monotonic() < deadline:
             free = 0 if is_held(request.place("lock")) else free + 1
-            time.sleep(0.5)
-        text = read_json(request.place("progress")).get("text", "") if there else ""
-    return {"changed": False, "ended": free >= 4, "progress": text or "no byte yet"}
+            if free >= SETTLED or (free and request.place("manifest").exists()):
+                return {"changed": False, "ended": True, "progress": "ended"}
+            time.sleep(WATCH_POLL_S)
+        text = read_json(request.place("progress")).get("text") if there else None
+    return {"changed": False, "ended": False, "progress": text or "no byte yet"}
 
 
 # ---- as a script, as a module ------------------------------------------------------------------------------------

@@ -129,6 +129,14 @@ def is_held(file: Path) -> bool:
     return False
 
 
+def shown(count: float) -> str:
+    """Bytes as a person reads them: 43 B, 5.0 MB, 70.1 GB."""
+    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count:.0f} B"
+
+
 class Progress:
     """Bytes so far, in a small file that others may read, and in lines where a person watches."""
 
@@ -157,7 +165,7 @@ class Progress:
         """As a person reads it: how much of how much, how fast, how long still."""
         rate = self.fetched / max(time.monotonic() - self.started, 1e-3)
         left = f", {(self.total - self.done) / rate / 60:.0f} min left" if rate > 0 else ""
-        return f"{self.done / 1e9:.2f} of {self.total / 1e9:.2f} GB, {rate / 1e6:.0f} MB/s{left}"
+        return f"{shown(self.done)} of {shown(self.total)}, {shown(rate)}/s{left}"
 
 
 class Partial:

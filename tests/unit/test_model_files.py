@@ -100,7 +100,7 @@ def test_without_hashes_in_the_recipe_the_hub_s_own_decide_sha256_or_git_blob(hu
     assert_whole(cache)
     for name in ("config.json", FIRST):
         hub.alter[name] = bytes(len(FILES[name]))
-        assert "thrown away" in refused(cache.with_name("other"), hub.url, files=None)
+        assert "thrown away" in refused(cache.with_name(f"cache of {name}"), hub.url, files=None)
         del hub.alter[name]
 
 
@@ -287,7 +287,7 @@ def test_a_file_that_nobody_fetched_is_reported_and_not_removed(hub, cache):
 
 def test_a_full_disk_is_said_before_a_byte_comes(hub, cache):
     error = refused(cache, hub.url, "--keep-free-gb", "1e6")
-    assert "GB free, wanted 1000000.0" in error and hub.sent == 0
+    assert " free, wanted 1000.0 TB: 5.0 MB to come" in error and hub.sent == 0
 
 
 @pytest.mark.parametrize("name", ["../evil", "/etc/passwd", "a//b", "a/../../b", "x.partial", "a\\b"])
