@@ -40,6 +40,7 @@ def play(folder: Path, role: str, *options: str, environ: dict | None = None, **
         "ANSIBLE_ASYNC_DIR": folder / "async",
         "ANSIBLE_CONFIG": config,
         "ANSIBLE_NOCOLOR": "1",
+        "ANSIBLE_PIPELINING": "1",
     }
     plain = {name: value for name, value in os.environ.items() if "proxy" not in name.lower()}
     argv = [str(Path(sys.executable).with_name("ansible-playbook")), "-i", "here,", "-c", "local", str(book), *options]
