@@ -26,7 +26,7 @@ class Played:
 
 
 def play(folder: Path, role: str, *options: str, environ: dict | None = None, **variables: object) -> Played:
-    """Apply a role to this machine; `folder` takes the playbook and Ansible's own temporary files."""
+    """Apply a role to this machine, or to one that `variables` reach; `folder` takes the playbook and temporary files."""
     book = folder / "play.yml"
     book.write_text(json.dumps([{"hosts": "all", "gather_facts": False, "roles": [role]}]))
     config = folder / "ansible.cfg"  # nobody else's
