@@ -3,7 +3,6 @@
 import math
 import os
 from dataclasses import dataclass
-from pathlib import Path
 
 TICKS = os.sysconf("SC_CLK_TCK")
 PAGE_B = os.sysconf("SC_PAGE_SIZE")
@@ -39,11 +38,6 @@ def read_process(pid: int) -> ProcessState | None:
     waited = (_read(f"/proc/{pid}/schedstat") or "").split()
     wait_s = int(waited[1]) / 1e9 if len(waited) > 1 else math.nan
     return ProcessState(int(fields[19]), head.partition("(")[2], cpu_s, int(fields[21]) * PAGE_B, wait_s)
-
-
-def exists(pid: int) -> bool:
-    """Whether a pid is one that we can see."""
-    return Path(f"/proc/{pid}").exists()
 
 
 def busy_cpu_s() -> float | None:

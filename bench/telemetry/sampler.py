@@ -73,6 +73,7 @@ class Sampler:
         self._alive: list[_Process] = []
         self._server_pids: set[int] | None = None
         self._foreign: dict[tuple[str, int], str] = {}
+        self._fault: str | None = None
         self._lock = threading.Lock()
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="telemetry", daemon=True)
@@ -91,14 +92,17 @@ class Sampler:
     def _run(self) -> None:
         tick = 0
         while True:
-            self._sample(tick)
+            try:
+                self._sample()
+            except Exception as error:  # whatever it is, it costs this sample and is told; the load goes on
+                self._fault = self._fault or f"{type(error).__name__}: {error}"
             if self._ending.is_set():
                 return
             # Samples that were missed are left out, not made up for: they show as a gap.
             tick = max(tick + 1, math.ceil((time.monotonic() - self._started_s) * self._rate_hz))
             self._ending.wait(max(0.0, self._started_s + tick / self._rate_hz - time.monotonic()))
 
-    def _sample(self, tick: int) -> None:
+    def _sample(self) -> None:
         number = len(self._times)
         slow = number % SLOW == 0
         if slow:
@@ -168,8 +172,9 @@ class Sampler:
         except DeviceError as error:
             self._refused(gpu, name, str(error))
             return NAN, NAN
-        if self._server_pids is None or not all(host.exists(pid) for pid in pids):
-            # Somebody else's server, or pids of another namespace, which can't be told from ours.
+        if not set(pids) & (self._server_pids or set()):
+            # Our server holds this GPU. If it isn't among the holders, the driver's pids aren't those we see
+            # (another namespace), or whose server it is isn't known: then others can't be told from it.
             return float(len(pids)), NAN
         others = set(pids) - self._server_pids
         for pid in others - {known for _, known in self._foreign}:
@@ -220,6 +225,7 @@ class Sampler:
                 },
                 "kept_every": 1,
                 "stuck": stuck,
+                "fault": self._fault,
             }
         return Telemetry(meta, arrays)
 

@@ -12,7 +12,7 @@ from docker.models.containers import Container as DockerContainer
 from docker.types import DeviceRequest, Healthcheck, Mount, Ulimit
 
 from images.command import run
-from images.docker_engine import LABEL, DockerProblem, docker_engine
+from images.docker_engine import LABEL, DockerProblem, docker_engine, is_remote
 from images.errors import EngineProblem
 from recipes.render import (
     HEALTH_INTERVAL_S,
@@ -24,8 +24,10 @@ from recipes.render import (
     health,
     mounts,
 )
+from recipes.run.carried import carry
 from recipes.run.process import Progress, Server, refuse_taken_port, wait_ready
 from recipes.run.supervised import Supervised, base_environment, interrupts_held, supervised
+from recipes.run.supervisor import descendants_of
 from recipes.run.tunnel import tunnel
 from recipes.spec import CACHE_IN_CONTAINER, Container, ServingSpec
 
@@ -96,6 +98,7 @@ def serve(spec: ServingSpec, box: Container, log: Path, progress: Progress = lam
             env=live[1],
             boot_s=time.monotonic() - started,
             alive=process.alive,
+            processes=lambda: host_processes(container),
             image=container.attrs.get("Image"),
         )
 
@@ -120,6 +123,10 @@ def create(client: docker.DockerClient, spec: ServingSpec, box: Container, kind:
     name = container_name(spec.recipe_id)
     _refuse_taken_name(client, name)
     options = sdk_options(spec, box)
+    if is_remote() and spec.model_path is not None:
+        volume = carry(client, box.image, spec.model_path)
+        here = [mount for mount in options["mounts"] if mount["Target"] != str(spec.model_path)]
+        options["mounts"] = [*here, Mount(str(spec.model_path), volume, type="volume", read_only=True)]
     options["labels"] = {**options["labels"], KIND: kind, f"{LABEL}.port": str(spec.port), f"{LABEL}.url": spec.url}
     options["labels"] |= {f"{LABEL}.served_name": spec.served_name, f"{LABEL}.stop_timeout_s": str(spec.stop_timeout_s)}
     try:
@@ -207,3 +214,16 @@ def live_state(container: DockerContainer) -> tuple[list[str], dict[str, str]]:
     attributes = container.attrs
     argv = [attributes["Path"], *attributes["Args"]]
     return argv, dict(pair.split("=", 1) for pair in attributes["Config"]["Env"] if "=" in pair)
+
+
+def host_processes(container: DockerContainer) -> list[int]:
+    """The pids of a running container's processes as this machine counts them; none where it runs on another.
+
+    That the pid is this container's is asked of the kernel: a Docker engine may be anywhere.
+    """
+    pid = container.attrs["State"]["Pid"]
+    try:
+        ours = bool(pid) and container.id in Path(f"/proc/{pid}/cgroup").read_text()
+    except OSError:
+        ours = False
+    return [pid, *descendants_of(pid)] if ours else []

@@ -55,7 +55,9 @@ def test_splitting_a_run_across_client_processes_changes_nothing(clients, seed, 
     whole["gaps_us"] = rng.integers(5000, 15000, len(whole["gaps_us"])).astype(np.uint32)
     failed = rng.random(80) < 0.05
     whole["error"] = np.where(failed, "refused", "")
-    merged = merge(parts_of(whole, rng.integers(0, clients, 80)))
+    owner = rng.integers(0, clients, 80)
+    merged = merge(parts_of(whole, owner))
+    assert np.bincount(merged["client"]).tolist() == np.bincount(owner).tolist()
     for concurrency in (8, 9):
         assert rounded(vars(analyse_window(merged, concurrency))) == rounded(vars(analyse_window(whole, concurrency)))
     assert len(merged["client"]) == 80 and sorted(merged["text_sha256"]) == sorted(whole["text_sha256"])
@@ -81,6 +83,8 @@ def test_a_client_that_answers_late_shows_as_dispatch_delay_whoever_sent_what():
     assert dispatch_share(late) == pytest.approx(0.4, rel=0.01)
     owner = np.arange(80) % 2
     assert dispatch_delay(merge(parts_of(late, owner))) == pytest.approx(0.02, rel=0.01)
+    second = {**late, "start_s": late["start_s"] + 1.5}
+    assert dispatch_delay(merge([late, second])) == pytest.approx(0.02, rel=0.01), "each client's slots are its own"
     assert dispatch_delay(closed_loop(8, 8, 33, 0.01)) is None
 
 

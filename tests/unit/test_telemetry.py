@@ -120,8 +120,23 @@ def test_processes_on_the_gpu_that_are_not_our_server_s_are_counted_and_named():
     assert window_figures(telemetry, whole(telemetry)).gpus[0].foreign == 1
     assert [each["pid"] for each in telemetry.meta["foreign"]] == [other]
     assert window_figures(sampled([gpu], 0.2), whole(telemetry)).gpus[0].foreign is None, "whose server is unknown"
-    hidden = sampled([ScriptedGpu(pids=(2**22 + 1,), gpu_power_w=1.0)], 0.2, server)
-    assert window_figures(hidden, whole(hidden)).gpus[0].foreign is None, "pids of another namespace can't be told"
+    alone = sampled([ScriptedGpu(pids=(ours,), gpu_power_w=1.0)], 0.2, server)
+    assert window_figures(alone, whole(alone)).gpus[0].foreign == 0
+    hidden = sampled([ScriptedGpu(pids=(other,), gpu_power_w=1.0)], 0.2, server)
+    assert window_figures(hidden, whole(hidden)).gpus[0].foreign is None, "our server isn't there: other pids than ours"
+
+
+def test_a_fault_of_whoever_names_the_processes_costs_samples_and_is_told():
+    asked = count()
+
+    def watched():
+        if next(asked) == 1:
+            raise ConnectionError("the container engine is away")
+        return []
+
+    telemetry = sampled([ScriptedGpu(gpu_power_w=1.0)], 0.5, watched)
+    assert telemetry.meta["fault"] == "ConnectionError: the container engine is away"
+    assert len(telemetry.arrays["time_s"]) > 10 and telemetry.arrays["gpu_power_w"].shape[0] > 10
 
 
 def test_cpu_is_told_process_by_process_and_of_a_whole_tree():

@@ -1,0 +1,120 @@
+"""A recipe served in a container: the same options as the rendered script, and nothing of others is touched."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+from contextlib import closing
+from dataclasses import replace
+
+import pytest
+
+from bench.plan import Options, gather
+from images.errors import EngineProblem
+from recipes.render import container_name, render
+from recipes.run.docker import connect, create, remove
+from tests.docker.conftest import ROOT, docker, inv
+
+NAME = container_name("micro/mtp1")
+# What two containers of one spec may differ in: names, the moment, and labels that only a started server needs.
+OWN = {"Hostname", "Labels", "Id", "Name"}
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture
+def plan(cpu_image):
+    return gather(Options("micro/mtp1", free_port(), runtime="docker"))
+
+
+def inspected(container: str) -> dict:
+    data = json.loads(docker("container", "inspect", container).stdout)[0]
+    config = {key: value for key, value in data["Config"].items() if key not in OWN}
+    config["Env"] = sorted(config["Env"])
+    host = {
+        key: value for key, value in data["HostConfig"].items() if value
+    }  # the two clients spell "unset" in two ways
+    host["Mounts"] = sorted(host["Mounts"], key=lambda mount: mount["Target"])
+    for mount in host["Mounts"]:
+        mount.setdefault("ReadOnly", False)
+    config = {key: value for key, value in config.items() if value and not key.startswith("Attach")}
+    return {"config": config, "host": host, "path": data["Path"], "args": data["Args"]}
+
+
+def test_the_sdk_starts_what_the_rendered_script_says(plan):
+    script = render("docker", plan.spec, plan.box).replace("exec docker run", "exec docker create")
+    rendered = subprocess.run(["sh"], input=script, capture_output=True, text=True, check=True).stdout.strip()
+    by_script = inspected(rendered)
+    docker("rm", rendered)
+    with closing(connect()) as client:
+        container = create(client, plan.spec, plan.box, "server")
+        by_sdk = inspected(container.id)
+        remove(container)
+    by_script["host"].pop("AutoRemove", None)  # the script's --rm; the SDK's run reads the exit state first
+    assert by_sdk["args"] == by_script["args"] == list(plan.spec.argv) and by_sdk["path"] == "vllm"
+    assert by_sdk["config"] == by_script["config"]
+    assert by_sdk["host"] == by_script["host"]
+
+
+def test_a_container_of_others_under_our_name_is_left_alone(plan, cpu_image):
+    theirs = docker("create", "--name", NAME, "--entrypoint", "true", cpu_image.id).stdout.strip()
+    try:
+        answer = inv("quality", "--recipe", "micro/mtp1", "--runtime", "docker", "--port", str(free_port()))
+        assert "exists that isn't ours" in answer.stderr + answer.stdout
+        assert docker("container", "inspect", theirs).returncode == 0, "it is still there"
+    finally:
+        docker("rm", theirs)
+
+
+def test_a_server_in_a_container_is_found_refused_twice_and_stopped(cpu_image, tmp_path):
+    port = str(free_port())
+    state = {"STATION_RECIPES_STATE": str(tmp_path)}
+    started = inv("serve", "--recipe", "micro/mtp1", "--runtime", "docker", "--port", port, "--json", **state)
+    assert started.returncode == 0, started.stderr
+    record = json.loads(started.stdout)
+    try:
+        (seen,) = [each for each in json.loads(inv("status", "--json", **state).stdout) if each["port"] == int(port)]
+        assert (seen["state"], seen["recipe"], seen["in_flight"]) == ("ready", "micro/mtp1", 0)
+        again = inv("serve", "--recipe", "micro/mtp1", "--runtime", "docker", "--port", str(free_port()), **state)
+        assert again.returncode == 1 and "already runs in the container" in again.stderr
+    finally:
+        stopped = inv("stop", "--port", port, "--json", **state)
+    assert json.loads(stopped.stdout) == {"port": int(port), "recipe": "micro/mtp1", "was": "ready", "cut": 0}
+    assert docker("container", "inspect", record["container"]).returncode != 0
+
+
+@pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGINT])
+def test_no_container_outlives_a_reproduce_that_is_killed_or_interrupted(cpu_image, tmp_path, ending):
+    argv = [str(ROOT / "inv"), "reproduce", "--runtime", "docker", "--port", str(free_port()), "--out", str(tmp_path)]
+    with (tmp_path / "err").open("w") as err:
+        process = subprocess.Popen(argv, stderr=err, stdout=subprocess.DEVNULL, start_new_session=True)
+    try:
+        wait(lambda: docker("ps", "--quiet", "--filter", f"name={NAME}").stdout, 120)
+        time.sleep(3)
+        os.kill(process.pid, ending)
+        process.wait(timeout=60)
+        wait(lambda: not docker("ps", "--quiet", "--filter", f"name={NAME}").stdout, 30)
+    finally:
+        process.kill()
+        docker("rm", "--force", NAME)
+    (run,) = [path for path in tmp_path.iterdir() if path.is_dir()]
+    assert inv("verdict", str(run)).returncode == 7
+
+
+def wait(condition, limit_s: float) -> None:
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.3)
+
+
+def test_an_image_that_is_gone_is_said_with_the_way_to_it(plan):
+    box = replace(plan.box, image="sha256:" + "0" * 64)
+    with pytest.raises(EngineProblem, match=r"has no image sha256:0+: \./inv build makes or pulls it"):
+        create(connect(), plan.spec, box, "server")
