@@ -59,7 +59,8 @@ def test_through_the_real_client_the_steady_estimate_meets_the_truth(tmp_path, s
     assert seal_faults(run) == []
     assert steady == pytest.approx(truth["steady_tok_s"], rel=0.005)
     assert acceptance_length(window.counted) == pytest.approx(truth["acceptance_length"])
-    assert [guard.id for guard in found if guard.ok is None and guard.scope == "run"] == ["live_argv", "live_env"]
+    unsure = {guard.id for guard in found if guard.ok is None}
+    assert unsure <= {"live_argv", "live_env", "log_proof"}, "a server of somebody's: its process and log aren't seen"
     assert not [guard.id for guard in roots(found) if guard.scope == "run"]
     assert len(window.series.t_s) > 5
 
