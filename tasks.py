@@ -5,30 +5,14 @@ from pathlib import Path
 
 from invoke import Collection, Exit, task
 
+from bench.tasks import RECIPE, RUNS, export, finish, noise, verdict
+from images import tasks as image_tasks
 from images.errors import UsageProblem
 from images.front_door import open_door
 
 ROOT = Path(__file__).resolve().parent
-RUNS = str(ROOT / ".runs")
 CACHE = "/var/lib/station-recipes/cache"
 RUNTIME = "process or docker; default: as the recipe says"
-RECIPE = "recipe id or family, such as micro/mtp1; `./inv list` shows them"
-
-
-def _finish(run: Path, as_json: bool) -> None:
-    """Judge a fresh run, print it, end with its exit code; the run's folder is the last line."""
-    from bench.report.text import print_verdict
-    from bench.verdict import EXIT_CODES, write_verdict
-    from images.console import emit_json, out
-    from images.yaml_source import shown
-
-    verdict = write_verdict(run)
-    if as_json:
-        emit_json({**verdict, "run": shown(run)})
-    else:
-        print_verdict(verdict, out())
-        print(f"\n{shown(run)}")
-    raise Exit(code=EXIT_CODES[verdict["state"]])
 
 
 @task(
@@ -47,7 +31,7 @@ def reproduce(_c, recipe=None, port=0, boots=0, windows=0, runtime=None, out=RUN
     from bench.measure import measure
     from bench.plan import Options, gather
 
-    _finish(measure(gather(Options(recipe, port, boots, windows, runtime)), Path(out)), json)
+    finish(measure(gather(Options(recipe, port, boots, windows, runtime)), Path(out)), json)
 
 
 @task(
@@ -89,7 +73,7 @@ def bench(_c, recipe=None, url=None, windows=0, out=RUNS, json=False):
         raise UsageProblem("bench needs --recipe and --url. To serve and measure in one go: ./inv reproduce --recipe …")
     plan = gather(Options(recipe, 0, 1, windows, url=require_url(url)))
     require_model(plan)
-    _finish(measure(plan, Path(out)), json)
+    finish(measure(plan, Path(out)), json)
 
 
 @task(
@@ -158,7 +142,7 @@ def quality(_c, recipe=None, run=None, against=None, port=0, runtime=None, out=R
     made = measure(quality_only(gather(Options(recipe, port, 1, 1, runtime, load=False))), Path(out))
     if against and not json:
         _compare_quality(Path(against), made, json)
-    _finish(made, json)
+    finish(made, json)
 
 
 def _compare_quality(before: Path, after: Path, as_json: bool) -> None:
@@ -174,70 +158,6 @@ def _compare_quality(before: Path, after: Path, as_json: bool) -> None:
         emit_json({"before": str(before), "after": str(after), "paired": differences})
         return
     print_paired(first.recipe.id, second.recipe.id, differences, out())
-
-
-@task(
-    positional=["run"],
-    iterable=["boot"],
-    help={
-        "run": "a run's folder, or a result file of `vllm bench serve --save-detailed` made elsewhere",
-        "recipe": "for a result file: the recipe whose claims it is held against",
-        "boot": "for a result file: a further one, of another boot of the server; may be repeated",
-        "out": "for a result file: the folder for runs (default .runs in the repository)",
-        "json": "print verdict.json instead of tables",
-    },
-)
-def verdict(_c, run, recipe=None, boot=None, out=RUNS, json=False):
-    """Judge a run again from its folder alone; writes verdict.json there. Or judge a result file made elsewhere."""
-    from bench.exchange import import_vllm
-
-    if Path(run).is_file():
-        if not recipe:
-            raise UsageProblem(f"{run} is a result file: say which recipe's claims to hold it against, --recipe NAME")
-        _finish(import_vllm([Path(run), *map(Path, boot)], recipe, Path(out)), json)
-    if recipe or boot:
-        raise UsageProblem(f"{run} is no result file; --recipe and --boot are for those: a run has its own recipe")
-    _finish(Path(run), json)
-
-
-@task(
-    positional=["run"],
-    help={
-        "run": "a run's folder",
-        "to": "vllm (its detailed JSON, one file a window), csv (a row a window) or inferencex (its aggregate row)",
-        "out": "file to write",
-    },
-)
-def export(_c, run, to="", out=""):
-    """Write a run in another tool's form; the verdict's state and the figures' status go with it."""
-    from bench.exchange import export as write
-    from images.yaml_source import shown
-
-    if not to or not out:
-        raise UsageProblem("export needs --to vllm|csv|inferencex and --out FILE")
-    for file in write(Path(run), to, Path(out)):
-        print(shown(file))
-
-
-@task(
-    help={
-        "recipe": f"{RECIPE}: make an A/A run of it and keep its noise floor",
-        "run": "take the noise floor of this run of this machine, of three boots at least",
-        "boots": "lives of the server (default 5)",
-        "port": "port on 127.0.0.1 instead of the recipe's",
-        "out": "folder for runs (default .runs in the repository)",
-        "json": "print JSON",
-    }
-)
-def noise(_c, recipe=None, run=None, boots=5, port=0, out=RUNS, json=False):
-    """Measure this machine's noise floor: one recipe, boot after boot. Bare: show what is known."""
-    from bench.measure import measure
-    from bench.noise import print_noise, require_question
-    from bench.plan import Options, gather
-
-    require_question(recipe, run, boots)
-    made = measure(gather(Options(recipe, port, boots, 0)), Path(out)) if recipe else None
-    raise Exit(code=print_noise(made or (Path(run) if run else None), made is not None, json))
 
 
 @task(
@@ -368,6 +288,30 @@ def list_(_c, json=False):
     list_recipes(json)
 
 
+HOSTS = {
+    "host": "hosts or groups, separated by commas; default: all of --inventory, else this machine",
+    "inventory": "an Ansible inventory; ansible/inventory/ has examples",
+    "set": "NAME=VALUE, a variable of a role; may be repeated",
+    "json": "print JSON",
+}
+
+
+@task(help=HOSTS, iterable=["set"])
+def doctor(_c, host="", inventory=None, set=None, json=False):  # noqa: A002
+    """Look at hosts: every finding with found, wanted and remedy; changes nothing. 8 if something is wrong."""
+    from recipes.hosts import doctor
+
+    raise Exit(code=doctor(host, inventory, set, json))
+
+
+@task(help={**HOSTS, "check": "say what would change, and change nothing"}, iterable=["set"])
+def provision(_c, host="", inventory=None, check=False, set=None, json=False):  # noqa: A002
+    """Bring hosts to where they can serve: Docker, the container toolkit. On DGX OS it only validates."""
+    from recipes.hosts import provision
+
+    raise Exit(code=provision(host, inventory, set, check, json))
+
+
 @task(
     help={
         "require": "markers that must not be skipped, separated by commas: engine,docker,host,browser",
@@ -425,8 +369,29 @@ def lint(_c, fix=False):
 
 
 ns = Collection(
-    *(reproduce, bench, ceiling, quality, serve, status, stop, verdict, export, noise),
-    *(build, pins, check, render, lock, diff, ladder, list_, test, lint),
+    reproduce,
+    bench,
+    ceiling,
+    quality,
+    serve,
+    status,
+    stop,
+    verdict,
+    export,
+    noise,
+    build,
+    pins,
+    check,
+    render,
+    lock,
+    diff,
+    ladder,
+    list_,
+    doctor,
+    provision,
+    test,
+    lint,
+    image=image_tasks.ns,
 )
 
 

@@ -63,10 +63,12 @@ def chunk_spans(arrays: Arrays, chosen: np.ndarray | None = None) -> tuple[np.nd
     """When the engine worked on each chunk: begin (s), end = arrival (s), weight (tokens).
 
     `chosen`: indexes of requests, default all good ones. A request's first chunk holds one token, since the
-    prefill samples exactly one, and spans the TTFT. The others share the rest evenly, (tokens - 1) ÷
-    (chunks - 1) each: under speculative decoding a chunk holds one to N + 1 tokens and the client doesn't
-    say how many. Each request's sum is exact; only requests across an edge of the steady window feel the
-    sharing, and there it is without bias. A span begins where the one before it ended.
+    prefill samples exactly one, and spans the TTFT. The others share the rest: under speculative decoding a
+    chunk holds one to N + 1 tokens, the client doesn't say how many, and how many doesn't depend on how long
+    its step took, so they share it evenly. Only a last chunk that came sooner than the mean of those before
+    it holds fewer, in proportion: a server that sends every n-th token sends the remainder early. Each
+    request's sum is exact; only requests across an edge of the steady window feel the sharing. A span begins
+    where the one before it ended.
     """
     if chosen is None:
         chosen = np.flatnonzero(succeeded(arrays))
@@ -81,11 +83,18 @@ def chunk_spans(arrays: Arrays, chosen: np.ndarray | None = None) -> tuple[np.nd
     elapsed = np.concatenate([[0.0], np.cumsum(gaps)])
     later = first[owner] + elapsed[1:] - elapsed[inner][owner]
     tokens = arrays["output_tokens"][chosen].astype(float)
-    share = (tokens - 1) / np.maximum(count, 1)
+    several = count > 1
+    last = (inner + count - 1)[several]
+    before = (elapsed[last] - elapsed[inner[several]]) / (count[several] - 1)
+    early = np.minimum(gaps[last] / np.maximum(before, 1e-9), 1.0)
+    shares = count.astype(float)
+    shares[several] += early - 1
+    weights = ((tokens - 1) / np.maximum(shares, 1))[owner]
+    weights[last] *= early
     return (
         np.concatenate([arrays["start_s"][chosen], later - gaps]),
         np.concatenate([first, later]),
-        np.concatenate([np.where(count == 0, tokens, 1.0), share[owner]]),
+        np.concatenate([np.where(count == 0, tokens, 1.0), weights]),
     )
 
 
@@ -216,27 +225,27 @@ def _mean(values: np.ndarray) -> float:
 
 
 def _tokens_within(arrays: Arrays, bounds: tuple[float, float]) -> float:
-    """Tokens between two moments, whole requests exactly; one across an edge counts by time.
+    """Tokens between two moments; a chunk on an edge counts by the share of its span that lies inside.
 
-    Its first token spans the TTFT, the rest flows evenly to its end. Chunks would say less: the client doesn't
-    see how many tokens one holds, and a last chunk may hold few (stream intervals, speculative decoding).
+    Only requests across an edge are looked at chunk by chunk. Letting a request's tokens flow evenly over
+    its time instead would misjudge the end: when the first streams fall idle, the others' steps get faster.
     """
     start, end, good = arrays["start_s"], arrays["start_s"] + arrays["e2e_s"], succeeded(arrays)
     inside = good & (start >= bounds[0]) & (end <= bounds[1])
-    across = good & ~inside & (end > bounds[0]) & (start < bounds[1])
-    start, end = start[across], end[across]
-    first = start + arrays["ttft_s"][across]
-    tokens = arrays["output_tokens"][across].astype(float)
-    head = np.where(end > first, 1.0, tokens)
-    parts = head * _share(start, first, bounds) + (tokens - head) * _share(first, end, bounds)
-    return float(arrays["output_tokens"][inside].astype(np.int64).sum()) + float(np.sort(parts).sum())
-
-
-def _share(begin: np.ndarray, end: np.ndarray, bounds: tuple[float, float]) -> np.ndarray:
-    """The share of each span that lies between two moments; a span of no length lies at its end."""
-    length = np.clip(end, *bounds) - np.clip(begin, *bounds)
-    point = (end > bounds[0]) & (end <= bounds[1])
-    return np.where(end > begin, length / np.maximum(end - begin, 1e-9), point)
+    across = np.flatnonzero(good & ~inside & (end > bounds[0]) & (start < bounds[1]))
+    keys = [arrays[name][across] for name in ("output_tokens", "ttft_s", "e2e_s", "start_s")]
+    total = float(arrays["output_tokens"][inside].astype(np.int64).sum())
+    parts = []
+    for block in _blocks(arrays, across[np.lexsort(keys)]):
+        begin, arrival, weight = chunk_spans(arrays, block)
+        length = np.clip(arrival, *bounds) - np.clip(begin, *bounds)
+        share = np.where(
+            arrival > begin,
+            length / np.maximum(arrival - begin, 1e-9),
+            (arrival > bounds[0]) & (arrival <= bounds[1]),
+        )
+        parts.append(np.sort(weight * share).sum())
+    return total + float(sum(parts))
 
 
 def latencies_ms(windows: list[Arrays]) -> dict[str, dict[str, float | None]]:

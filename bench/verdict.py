@@ -45,7 +45,7 @@ def judge(evidence: Evidence) -> dict:
         "machine": evidence.machine.slug,
         "setting": _setting(evidence),
         "state": overall_state(evidence.recipe.claims, claims, voided),
-        "status": evidence.recipe.status,
+        "status": figures_status(evidence),
         "boots": len({window.boot for window in evidence.windows}),
         "windows": len(evidence.windows),
         "claims": claims,
@@ -54,6 +54,12 @@ def judge(evidence: Evidence) -> dict:
         "reasons": reasons,
     }
     return rounded(verdict)
+
+
+def figures_status(evidence: Evidence) -> str:
+    """What the figures are: the recipe's status; a file that somebody made elsewhere claims what it says."""
+    status = evidence.recipe.status
+    return "claimed" if evidence.manifest.imported and status == "measured" else status
 
 
 def _setting(evidence: Evidence) -> dict:

@@ -146,7 +146,7 @@ def _build(facts: Declaration, order: Order, engine: DockerEngine) -> Built:
     wheel = build.wheels.get(engine.platform)
     outside = (facts.distribution, engine_version(facts), wheel) if build.commit and wheel else None
     house = ensure_wheels(facts.name, engine.platform, base.python, facts.requires, outside)
-    values = _values(facts, build, order, engine, base, house)
+    values = dockerfile_values(facts, build, order, engine, base, house)
     identity = context_identity(facts, house, render_dockerfile(facts.name, {**values, "identity": ""}), base.id)
     found = None if order.again else labelled_image(IDENTITY, identity)
     if found:
@@ -162,7 +162,7 @@ def _build(facts: Declaration, order: Order, engine: DockerEngine) -> Built:
     return _built(facts, "build", image, None, identity, engine_version(facts), fresh=True)
 
 
-def _values(
+def dockerfile_values(
     facts: Declaration, build: Build, order: Order, engine: DockerEngine, base: BaseImage, house: Wheelhouse
 ) -> dict[str, object]:
     archs = order.cuda_archs or tuple(build.cuda_archs)

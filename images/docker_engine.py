@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from images.command import run
 from images.declaration import MACHINES
-from images.errors import EngineProblem
+from images.errors import EngineProblem, nearest
+from images.registry import IMAGE_ID, parse_reference
 
 LABEL = "station-recipes"  # every label of ours begins with it; nothing without one is ever touched
 OLDEST = (20, 10)
@@ -106,6 +107,30 @@ def find_image(reference: str) -> Image | None:
         labels=dict(data["Config"].get("Labels") or {}),
         digests=tuple(data.get("RepoDigests") or ()),
     )
+
+
+def require_image(name: str, remedy: str = "") -> Image:
+    """The image under a name, a digest or an id.
+
+    Raises UsageProblem for what can't be one, DockerProblem when no engine answers or it has no such image, with the
+    nearest names and the `remedy`.
+    """
+    if not IMAGE_ID.fullmatch(name):
+        parse_reference(name)
+    docker_engine()
+    found = find_image(name)
+    if found:
+        return found
+    names = run(["docker", "image", "ls", "--format", "{{.Repository}}:{{.Tag}}"]).stdout.split()
+    close = nearest(name, [known for known in names if "<none>" not in known])
+    hint = f" Did you mean {', '.join(close)}?" if close else ""
+    raise DockerProblem(f"the Docker engine has no image {name}.{hint}{remedy and ' ' + remedy}")
+
+
+def refuse_silent(said: str) -> None:
+    """Raise DockerProblem when a docker command's words mean that no engine answered."""
+    if any(sign in said.lower() for sign in ("cannot connect to the docker daemon", "error during connect")):
+        raise DockerProblem(_why_silent("cannot connect"))
 
 
 def labelled_image(label: str, value: str) -> Image | None:

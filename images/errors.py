@@ -23,6 +23,10 @@ class EngineProblem(Problem):
     """The engine could not be installed, found, started or kept alive."""
 
 
+class ImageProblem(Problem):
+    """An image can't be read, saved, loaded, mirrored or compared."""
+
+
 class RunProblem(Problem):
     """A run folder can't be read."""
 

@@ -16,43 +16,21 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from packaging.markers import Marker
-from packaging.requirements import InvalidRequirement, Requirement
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.tags import Tag, compatible_tags, cpython_tags
-from packaging.utils import canonicalize_name, parse_wheel_filename
+from packaging.utils import parse_wheel_filename
 
 from images.command import run_shown, tail
 from images.console import emit_json, out
+from images.declaration import IMAGES, PYTHON_OF, declaration
 from images.errors import EngineProblem, UsageProblem
 from images.index import uv_command, uv_environment
+from images.pins_file import Pin, entries, environment_of, normalised
+from images.wheels import platform_tags
 
-IMAGES = Path(__file__).parent
 OLDEST_PYTHON = "3.11"
-OLDEST_GLIBC = 36  # 2.36: Debian bookworm, the oldest base of PYTHON_OF in images/declaration.py
 RECORDED = re.compile(r"^# inputs sha256: ([0-9a-f]{64})$", re.M)
-HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
-
-
-@dataclass(frozen=True)
-class Pin:
-    """One pinned version of a package, where it applies, and the sha256 of every file that will do."""
-
-    requirement: Requirement
-    hashes: tuple[str, ...]
-
-    @property
-    def name(self) -> str:
-        """The package's normal name."""
-        return canonicalize_name(self.requirement.name)
-
-    @property
-    def version(self) -> str:
-        """The one version, or nothing where the line pins none."""
-        exact = re.fullmatch(r"==([^*,]+)", str(self.requirement.specifier))
-        return exact[1] if exact else ""
-
-    def applies(self, markers: dict[str, str]) -> bool:
-        """Whether it is installed where PEP 508 markers have these values."""
-        return self.requirement.marker is None or self.requirement.marker.evaluate(markers)
 
 
 @dataclass(frozen=True)
@@ -60,7 +38,7 @@ class PinSet:
     """A pins.txt and what it is resolved from.
 
     `inputs` begins with the requirements (requirements.in, or a pyproject.toml); a second file has overrides.
-    `pythons` and `machines` are where the pins are installed on Linux; none: every file of the index is kept.
+    `pythons` and `platforms` are where the pins are installed; none: every file of the index is kept.
     """
 
     name: str
@@ -68,20 +46,20 @@ class PinSet:
     inputs: tuple[Path, ...]
     options: tuple[str, ...] = ()
     pythons: tuple[str, ...] = ()
-    machines: tuple[str, ...] = ()
+    platforms: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where wheels are installed: a Python and a machine on Linux; its tags, and what markers see there."""
+    """Where wheels are installed: a base's Python on a platform; its tags, and what markers see there."""
 
     python: str
-    machine: str
+    platform: str
     tags: frozenset[Tag]
     markers: dict[str, str]
 
     def __str__(self) -> str:
-        return f"Linux {self.machine} with Python {self.python}"
+        return f"{self.platform} with Python {self.python}"
 
 
 def pin_sets() -> dict[str, PinSet]:
@@ -89,11 +67,10 @@ def pin_sets() -> dict[str, PinSet]:
     root = IMAGES.parent
     control = PinSet("control", root / "pins.txt", (root / "pyproject.toml",), ("--group", "dev"))
     cpu = PinSet("cpu", IMAGES / "cpu/pins.txt", _inputs("cpu"), ("--torch-backend", "cpu"))
-    cuda = PinSet(
-        *("cuda", IMAGES / "cuda/pins.txt", _inputs("cuda")),
-        pythons=("3.11", "3.12", "3.13"),
-        machines=("x86_64", "aarch64"),
-    )
+    facts = declaration("cuda")
+    pythons = sorted(SpecifierSet(facts.python).filter(PYTHON_OF.values()))
+    platforms = tuple(sorted(facts.sources.build.platforms))
+    cuda = PinSet("cuda", IMAGES / "cuda/pins.txt", _inputs("cuda"), (), tuple(pythons), platforms)
     return {each.name: each for each in (control, cpu, cuda)}
 
 
@@ -107,21 +84,6 @@ def chosen_sets(name: str | None) -> list[PinSet]:
     if name and name not in known:
         raise UsageProblem(f"no pins are called {name!r}: wanted one of {', '.join(known)}")
     return [known[name]] if name else list(known.values())
-
-
-def read_pins(file: Path) -> list[Pin]:
-    """Read a pins.txt as pip and uv do.
-
-    Raises UsageProblem naming file and line for a line that is no requirement.
-    """
-    pins = []
-    for number, line in _logical_lines(file.read_text()):
-        text = line.split(" --hash", 1)[0].strip()
-        try:
-            pins.append(Pin(Requirement(text), tuple(HASH.findall(line))))
-        except InvalidRequirement as error:
-            raise UsageProblem(f"{file}:{number}: not a pin: {text[:60]!r} ({str(error).splitlines()[0]})") from None
-    return pins
 
 
 def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
@@ -159,25 +121,26 @@ def faults(pins: PinSet) -> list[str]:
 
     Raises UsageProblem when a file can't be read as requirements.
     """
-    found = read_pins(pins.pins)
     by_name: dict[str, list[Pin]] = {}
-    for pin in found:
-        by_name.setdefault(pin.name, []).append(pin)
-    wrong = [f"{pin.requirement}: pins no one version" for pin in found if not pin.version]
-    wrong += [f"{pin.name} {pin.version}: has no hash" for pin in found if not pin.hashes]
+    try:
+        for pin in entries(pins.pins):
+            by_name.setdefault(pin.name, []).append(pin)
+    except EngineProblem as problem:
+        return [str(problem)]
+    wrong = []
     for line in asked(pins.inputs[0], pins.options):
         wanted = Requirement(line)
-        given = by_name.get(canonicalize_name(wanted.name), [])
+        given = by_name.get(normalised(wanted.name), [])
         if not given:
             wrong.append(f"{line}: no pin answers it")
         wrong += [
             f"{line}: {pin.version} is pinned"
             for pin in given
-            if pin.version and not wanted.specifier.contains(pin.version, prereleases=True)
+            if not wanted.specifier.contains(pin.version, prereleases=True)
         ]
     for line in (line for file in pins.inputs[1:] for line in asked(file)):
         dropped = Requirement(line)
-        if dropped.marker and not dropped.marker.evaluate() and canonicalize_name(dropped.name) in by_name:
+        if dropped.marker and not dropped.marker.evaluate() and normalised(dropped.name) in by_name:
             wrong.append(f"{dropped.name}: pinned, although {pins.inputs[1].name} drops it")
     recorded = RECORDED.search(pins.pins.read_text())
     if recorded and recorded[1] != inputs_digest(pins):
@@ -194,7 +157,7 @@ def check_pins(sets: list[PinSet], as_json: bool) -> int:
         for fault in found[pins.name]:
             out().print(f"✘ {pins.name}: {fault}")
         if not found[pins.name]:
-            out().print(f"✔ {pins.name}: {len(read_pins(pins.pins))} pins answer what is asked for")
+            out().print(f"✔ {pins.name}: {len(list(entries(pins.pins)))} pins answer what is asked for")
     if any(found.values()) and not as_json:
         out().print("`./inv pins --image NAME` resolves pins anew.")
     return int(any(found.values()))
@@ -202,27 +165,14 @@ def check_pins(sets: list[PinSet], as_json: bool) -> int:
 
 def places(pins: PinSet) -> list[Place]:
     """Every place where a pin set is installed."""
-    return [_place(python, machine) for python in pins.pythons for machine in pins.machines]
+    return [_place(python, platform) for python in pins.pythons for platform in pins.platforms]
 
 
-def _place(python: str, machine: str) -> Place:
-    version = tuple(int(part) for part in python.split("."))
-    platforms = [f"manylinux_2_{minor}_{machine}" for minor in range(OLDEST_GLIBC, 4, -1)]
-    platforms += [f"{old}_{machine}" for old in ("manylinux2014", "manylinux2010", "manylinux1", "linux")]
-    tags = [*cpython_tags(version, platforms=platforms), *compatible_tags(version, f"cp{python}", platforms)]
-    markers = {
-        "python_version": python,
-        "python_full_version": f"{python}.99",
-        "implementation_version": f"{python}.99",
-        "implementation_name": "cpython",
-        "platform_python_implementation": "CPython",
-        "os_name": "posix",
-        "sys_platform": "linux",
-        "platform_system": "Linux",
-        "platform_machine": machine,
-        "extra": "",
-    }
-    return Place(python, machine, frozenset(tags), markers)
+def _place(python: str, platform: str) -> Place:
+    version, native = tuple(int(part) for part in python.split(".")), platform_tags(platform)
+    interpreter = f"cp{version[0]}{version[1]}"
+    tags = [*cpython_tags(version, platforms=native), *compatible_tags(version, interpreter, native)]
+    return Place(python, platform, frozenset(tags), environment_of(platform, python))
 
 
 def resolve(pins: PinSet, upgrade: bool = False) -> None:
@@ -235,8 +185,9 @@ def resolve(pins: PinSet, upgrade: bool = False) -> None:
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
         flat, log = work / "pins.txt", work / "uv.log"
-        flat.write_text(pins.pins.read_text() if not upgrade else "")
-        environ = _index(pins)
+        # Versions are kept, hashes are asked for anew: uv would keep a line's hashes, even where some are missing.
+        flat.write_text("" if upgrade else re.sub(r" \\\n\s+--hash=\S+", "", pins.pins.read_text()))
+        environ = _index()
         _uv(_resolving(pins, flat), f"resolving the {pins.name} pins", log, pins.inputs[0].parent, environ)
         body = flat.read_text()
         if pins.pythons:
@@ -256,15 +207,13 @@ def _resolving(pins: PinSet, flat: Path) -> list[str]:
     return arguments if pins.pythons else [*arguments, "--generate-hashes"]
 
 
-def _index(pins: PinSet) -> dict[str, str]:
-    """The index settings to resolve with. Files that lie on this machine are its own platform's: where the pins
-    must hold on others, they are left out, since uv takes a package from the first place that has the version."""
+def _index() -> dict[str, str]:
+    """The index settings to resolve with, without folders of this machine: they hold what its own platform needs,
+    uv takes a version from the first place that has it, and the other platforms' hashes would be missing."""
     environ = uv_environment(os.environ)
-    if pins.pythons:
-        environ.pop("UV_FIND_LINKS", None)
-        remote = [index for index in environ.pop("UV_INDEX", "").split() if not index.startswith("file:")]
-        environ |= {"UV_INDEX": " ".join(remote)} if remote else {}
-    return environ
+    environ.pop("UV_FIND_LINKS", None)
+    remote = [index for index in environ.pop("UV_INDEX", "").split() if not index.startswith("file:")]
+    return environ | ({"UV_INDEX": " ".join(remote)} if remote else {})
 
 
 def _uv(arguments: list[str], description: str, log: Path, folder: Path, environ: dict[str, str]) -> None:
@@ -309,7 +258,7 @@ def _header(pins: PinSet) -> str:
     inputs = " and ".join(file.name for file in pins.inputs)
     kept = "every file has its hash"
     if pins.pythons:
-        kept = f"the wheels for Linux on {' and '.join(pins.machines)}, Python {pins.pythons[0]} to {pins.pythons[-1]}"
+        kept = f"the wheels for {' and '.join(pins.platforms)}, Python {pins.pythons[0]} to {pins.pythons[-1]}"
     return (
         f"# Resolved from {inputs} by ./inv pins --image {pins.name}: {kept}.\n# inputs sha256: {inputs_digest(pins)}\n"
     )

@@ -22,6 +22,12 @@ class Pin:
     hashes: frozenset[str]
     line: str
 
+    @property
+    def marker(self) -> Marker | None:
+        """Where it applies; None: everywhere."""
+        text = self.line.partition("==")[2].partition(";")[2].split("\\")[0].split("--hash")[0].strip()
+        return Marker(text) if text else None
+
 
 def normalised(name: str) -> str:
     """A distribution's name as the index compares it."""
@@ -33,10 +39,14 @@ def read_pins(file: Path) -> dict[str, Pin]:
 
     Raises EngineProblem for a line that is no exact, hashed pin.
     """
-    return {pin.name: pin for pin in _entries(file)}
+    return {pin.name: pin for pin in entries(file)}
 
 
-def _entries(file: Path) -> Iterator[Pin]:
+def entries(file: Path) -> Iterator[Pin]:
+    """Every line of a pin file.
+
+    Raises EngineProblem for a line that is no exact, hashed pin.
+    """
     text = re.sub(r"^\s*#.*\n", "", file.read_text(), flags=re.MULTILINE)
     for entry in re.split(r"\n(?=\S)", text.strip()):
         match = PIN.match(entry)
@@ -72,9 +82,8 @@ def pins_for(file: Path, platform: str, python: str) -> list[Pin]:
     """
     environment = environment_of(platform, python)
     chosen = []
-    for pin in _entries(file):
-        marker = pin.line.partition("==")[2].partition(";")[2].split("\\")[0].split("--hash")[0].strip()
-        if not marker or Marker(marker).evaluate(environment):
+    for pin in entries(file):
+        if pin.marker is None or pin.marker.evaluate(environment):
             line = f"{pin.name}=={pin.version}" + "".join(
                 f" \\\n    --hash=sha256:{each}" for each in sorted(pin.hashes)
             )

@@ -9,7 +9,7 @@ from subprocess import DEVNULL, PIPE, Popen
 from images.build import Built
 from images.console import stage
 from images.declaration import declaration
-from images.docker_engine import LABEL
+from images.docker_engine import LABEL, find_image
 from images.errors import EngineProblem
 from images.index import cache_root
 from images.secrets import secrets_in
@@ -62,6 +62,9 @@ def inside(built: Built, device: str | None = None, options: Sequence[str] = ())
     argv += ["--device", device] if device else []
     argv += ["--entrypoint", f"{HOME}/verify", built.id]
     argv += ["--platform", built.platform, "--version", built.version, "--uid", str(uid), *options]
+    image = find_image(built.id)
+    for arch in image.labels.get(f"{LABEL}.cuda-archs", "").split() if image else []:
+        argv += ["--cuda-arch", arch]
     findings = []
     with Popen(argv, stdin=DEVNULL, stdout=PIPE, stderr=PIPE, text=True) as process:
         with stage(f"proving the image {built.name} from within, without a network") as update:

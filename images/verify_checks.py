@@ -43,9 +43,9 @@ TINY = {
 ENGINE = """
 import sys
 from vllm import LLM, SamplingParams
-llm = LLM(model=sys.argv[1], load_format="dummy", skip_tokenizer_init=True, enforce_eager=True, dtype="float32",
-          max_model_len=64, max_num_seqs=2, seed=0,
-          **({"gpu_memory_utilization": 0.2} if sys.argv[2] == "cuda" else {}))
+own = {"dtype": "bfloat16", "gpu_memory_utilization": 0.2} if sys.argv[2] == "cuda" else {"dtype": "float32"}
+llm = LLM(model=sys.argv[1], load_format="dummy", skip_tokenizer_init=True, enforce_eager=True,
+          max_model_len=64, max_num_seqs=2, seed=0, **own)
 wanted = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True, detokenize=False)
 answer = llm.generate([{"prompt_token_ids": [1, 2, 3, 4]}], wanted, use_tqdm=False)
 print("TOKENS", len(answer[0].outputs[0].token_ids))

@@ -26,7 +26,7 @@ CONTROL_PINS = IMAGES.parent / "pins.txt"
 DOWNLOADS_AT_ONCE = 4
 CHUNK = 1 << 20
 # The oldest C library of the bases (bookworm, 2.36) takes every wheel for these.
-GLIBC_MINORS = (36, 35, 34, 31, 28, 27, 26, 24, 18, 17, 12, 5)
+GLIBC_MINORS = range(36, 4, -1)
 
 
 @dataclass(frozen=True)

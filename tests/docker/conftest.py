@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.docker.registry import registry, second_registry  # noqa: F401
+from tests.docker.small_images import engine, small, twin  # noqa: F401
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 

@@ -170,13 +170,39 @@ def test_a_chunk_weighs_its_tokens():
     assert weights.tolist() == [1, 3, 3]
 
 
+def test_a_remainder_that_is_sent_early_weighs_less_and_the_sum_stays():
+    arrays = closed_loop(1, 1, 31, 0.1, tokens_a_chunk=10, ttft_s=0.5)
+    arrays["output_tokens"][:] = 32  # 1, 10, 10, 10 and one more, a tenth of a gap later
+    arrays["chunks"][:] = 5
+    arrays["gaps_us"] = np.append(arrays["gaps_us"], 10_000).astype(np.uint32)
+    arrays["e2e_s"] = arrays["e2e_s"] + 0.01
+    assert chunk_spans(arrays)[2] == pytest.approx([1, 10, 10, 10, 1])
+
+
+def test_the_steady_estimate_keeps_to_the_plateau_when_idle_streams_make_the_others_faster():
+    arrays = closed_loop(64, 640, 65, 0.02, 1)
+    truth = 64 * 65 / arrays["e2e_s"][0]
+    gaps = arrays["gaps_us"].reshape(640, 64).astype(float)
+    full = arrays["start_s"].max()  # no request is sent after it: streams fall idle, steps take half the time
+    ends = arrays["start_s"] + arrays["ttft_s"]
+    for request in range(640):
+        at = ends[request]
+        for chunk in range(64):
+            gaps[request, chunk] *= 0.5 if at > full + 0.2 else 1
+            at += gaps[request, chunk] * 1e-6
+        arrays["e2e_s"][request] = at - arrays["start_s"][request]
+    arrays["gaps_us"] = gaps.round().astype(np.uint32).ravel()
+    assert analyse_window(arrays, 64).steady == pytest.approx(truth, rel=0.005)
+
+
 def test_a_failed_request_counts_as_infinitely_slow():
     arrays = closed_loop(8, 80, 32, 0.01)
     arrays["error"] = arrays["error"].astype("U10")
     arrays["error"][:3] = "refused"
-    latency = latencies_ms([arrays])["e2e"]
-    assert latency["p95"] == pytest.approx(360)
-    assert latency["p99"] is None and latency["n"] == 80
+    latency = latencies_ms([arrays])
+    for name in ("ttft", "tpot", "e2e"):
+        assert latency[name]["n"] == 80 and latency[name]["p95"] is not None and latency[name]["p99"] is None
+    assert latency["e2e"]["p95"] == pytest.approx(360)
 
 
 METRICS = """\

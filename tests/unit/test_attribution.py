@@ -6,11 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bench.analyse import analyse_window
 from bench.attribution import Factors, attribute, claimed_factors, mean_running
 from bench.counters import Series
 from bench.evidence import read_evidence
 from bench.verdict import judge
-from tests.runs import closed_loop, counters, recipe, write_run
+from tests.runs import GOOD_GPU, closed_loop, counters, recipe, telemetry, write_run
 from tests.unit.test_verdict import claim
 
 DRAFTING = {"speculative-config": {"method": "mtp", "num_speculative_tokens": 1}}
@@ -32,7 +33,7 @@ def row(folder: Path, target, step_s: float, acceptance: float) -> dict:
     e2e = TOKENS / acceptance * step_s
     later = TOKENS - 1
     arrays = closed_loop(target.benchmark.concurrency, requests, TOKENS, (e2e - step_s) / later, 1, step_s)
-    counted = counters(target, round(drafts * (acceptance - 1)), drafts)
+    counted = counters(target, round(drafts * (acceptance - 1)), drafts, arrays)
     verdict = judge(read_evidence(write_run(folder, target, boots=[[arrays]] * 3, counted=counted)))
     return verdict["claims"][0]
 
@@ -103,8 +104,6 @@ def test_synthetic_acceptance_is_one_plus_the_rates_and_no_draft_is_one():
 
 
 def test_the_engine_s_own_running_requests_count_inside_the_steady_window_only():
-    from bench.analyse import analyse_window
-
     result = analyse_window(closed_loop(8, 800, 32, 0.01), 8)
     times = np.arange(995.0, 1045.0)
     inside = (times >= result.bounds[0]) & (times <= result.bounds[1])
@@ -112,3 +111,18 @@ def test_the_engine_s_own_running_requests_count_inside_the_steady_window_only()
     assert mean_running(series, result) == 6
     assert mean_running(Series(times[:3], {"running": np.ones(3)}), result) is None
     assert mean_running(None, result) is None
+
+
+def test_a_gpu_s_memory_clocks_power_and_throttling_stand_in_the_verdict_and_beside_the_step(tmp_path: Path):
+    arrays = closed_loop(8, 800, 32, 0.01)
+    steady = analyse_window(arrays, 8).steady
+    claims = [claim("output_tok_s", steady * 1.2, 10, "cpu-x86-64"), claim("gpu_memory_gb", 60, 1, "cpu-x86-64")]
+    target = recipe(claims=claims, benchmark={"prompts": 800, "boots": 3})
+    seen = telemetry(arrays, gpu={**GOOD_GPU, "gpu_sm_clock_mhz": 1620.0, "gpu_energy_j": 5.0})
+    run = write_run(tmp_path / "run", target, boots=[[arrays]] * 3, counted=counters(target, arrays=arrays), seen=seen)
+    verdict = judge(read_evidence(run))
+    assert verdict["gpu_memory_gb"] == pytest.approx(60)
+    assert [row["state"] for row in verdict["claims"]] == ["NOT_REPRODUCED", "REPRODUCED"]
+    assert verdict["conditions"]["throttle"] == {"sw_power_cap": 1.0}
+    assert "at 1,620 MHz, 650 W, power cap" in verdict["claims"][0]["attribution"]["text"]
+    assert verdict["energy_j_per_token"] is None and "reset" in verdict["reasons"]["energy_j_per_token"]

@@ -65,6 +65,7 @@ def imported(folder: Path, *results: dict) -> Path:
 def test_a_file_made_elsewhere_gives_figures_and_no_claim_is_comparable(tmp_path: Path):
     verdict = write_verdict(imported(tmp_path, result(), result(), result()))
     assert verdict["state"] == "NOT_COMPARABLE" and EXIT_CODES[verdict["state"]] == 5
+    assert verdict["status"] == "claimed", "nobody here saw it measured"
     assert verdict["boots"] == 3 and verdict["ci95"] is not None
     assert verdict["output_tok_s"]["steady"] == pytest.approx(16 * 128 / 1.32, rel=0.005)
     for row in verdict["claims"]:
@@ -228,3 +229,18 @@ def test_an_unknown_form_and_a_place_that_cannot_be_written_are_said(tmp_path: P
         export(run, "csv", tmp_path / "file" / "x")
     with pytest.raises(RunProblem):
         export(tmp_path, "csv", tmp_path / "x")
+
+
+def test_the_front_door_judges_a_file_and_exports_the_run_it_made(tmp_path: Path, inv):
+    file = tmp_path / "result.json"
+    file.write_text(json.dumps(result()))
+    answer = inv("verdict", str(file))
+    assert answer.returncode == 2 and "--recipe NAME" in answer.stderr
+    answer = inv("verdict", str(file), "--recipe", RECIPE, "--boot", str(file), "--out", str(tmp_path / "runs"))
+    assert answer.returncode == 5 and "cannot check" in answer.stdout, answer.stderr
+    run = Path(answer.stdout.splitlines()[-1])
+    assert run.is_dir() and json.loads((run / "verdict.json").read_text())["boots"] == 2
+    answer = inv("export", str(run), "--to", "csv", "--out", str(tmp_path / "out.csv"))
+    assert answer.returncode == 0 and (tmp_path / "out.csv").read_text().count("\n") == 3
+    assert inv("verdict", str(run), "--recipe", RECIPE).returncode == 2
+    assert inv("noise", "--run", str(run)).returncode == 1

@@ -1,14 +1,18 @@
 """Pins: they answer what was asked for, hold on every platform of their image, and say so without a network."""
 
+import hashlib
 import shutil
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from images.declaration import declaration
 from images.errors import EngineProblem, UsageProblem
-from images.pins import PinSet, chosen_sets, faults, inputs_digest, pin_sets, places, read_pins, wheel_pins
-from images.yaml_source import read_yaml
+from images.pins import PinSet, Place, chosen_sets, faults, inputs_digest, pin_sets, places, wheel_pins
+from images.pins_file import Pin, entries
+from images.wheels import ensure_wheels
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 CUDA = pin_sets()["cuda"]
@@ -27,7 +31,7 @@ def edited(file: Path, old: str, new: str) -> None:
 
 
 def versions() -> dict[str, str]:
-    return {pin.name: pin.version for pin in read_pins(CUDA.pins)}
+    return {pin.name: pin.version for pin in entries(CUDA.pins)}
 
 
 @pytest.mark.parametrize("name", pin_sets())
@@ -40,7 +44,7 @@ def test_the_published_pins_answer_what_is_asked_for(name):
     [
         ("pins.txt", "vllm==0.32.0", "vllm==0.31.0", "vllm==0.32.0: 0.31.0 is pinned"),
         ("pins.txt", "ninja==", "ninjaa==", "ninja: no pin answers it"),
-        ("pins.txt", "torch==2.13.0 ", "torch>=2.13.0 ", "torch>=2.13.0: pins no one version"),
+        ("pins.txt", "torch==2.13.0 ", "torch>=2.13.0 ", "is no exact pin with a hash"),
         (
             "pins.txt",
             "pandas==",
@@ -64,9 +68,8 @@ def test_pins_out_of_step_with_what_is_asked_for_are_named(tmp_path, file, old, 
 
 def test_a_pin_without_a_hash_is_named(tmp_path):
     pins = copied(CUDA, tmp_path)
-    text = pins.pins.read_text()
-    pins.pins.write_text("\n".join(line for line in text.splitlines() if "--hash" not in line).replace(" \\", ""))
-    assert len([fault for fault in faults(pins) if fault.endswith("has no hash")]) == len(read_pins(CUDA.pins))
+    pins.pins.write_text("six==1.17.0\n" + pins.pins.read_text())
+    assert faults(pins) == [f"{pins.pins}: 'six==1.17.0' is no exact pin with a hash"]
 
 
 def test_a_comment_in_the_requirements_does_not_make_pins_stale(tmp_path):
@@ -75,22 +78,16 @@ def test_a_comment_in_the_requirements_does_not_make_pins_stale(tmp_path):
     assert inputs_digest(pins) == inputs_digest(CUDA)
 
 
-def test_a_line_that_is_no_pin_is_refused_with_its_line(tmp_path):
-    file = tmp_path / "pins.txt"
-    file.write_text("# made\nvllm==0.32.0 \\\n    --hash=sha256:" + "0" * 64 + "\n\n-e ../mine\n")
-    with pytest.raises(UsageProblem, match=r"pins\.txt:5: not a pin: '-e \.\./mine'"):
-        read_pins(file)
+def test_a_wrong_name_of_pins_is_answered_with_the_right_ones():
     with pytest.raises(UsageProblem, match="no pins are called 'gpu': wanted one of control, cpu, cuda"):
         chosen_sets("gpu")
 
 
 def test_the_cuda_pins_are_what_image_yaml_declares():
-    declared = read_yaml(ROOT / "images/cuda/image.yaml").data
     pinned = versions()
-    assert pinned["vllm"] == declared["sources"]["build"]["release"]
+    assert pinned["vllm"] == declaration("cuda").sources.build.release
     assert (pinned["torch"], pinned["flashinfer-python"]) == ("2.13.0", "0.7.0.post1")
-    wanted = declared["python"]
-    assert wanted == f">={CUDA.pythons[0]},<3.{int(CUDA.pythons[-1].split('.')[1]) + 1}"
+    assert (CUDA.pythons, CUDA.platforms) == (("3.11", "3.12", "3.13"), ("linux/amd64", "linux/arm64"))
 
 
 def test_the_compiler_in_the_image_is_of_torch_s_cuda_not_the_newest():
@@ -103,13 +100,17 @@ def test_the_compiler_in_the_image_is_of_torch_s_cuda_not_the_newest():
 
 
 def test_each_cuda_pin_applies_somewhere_and_one_version_of_it_at_each_place():
-    pins = read_pins(CUDA.pins)
+    pins = list(entries(CUDA.pins))
     assert len(places(CUDA)) == 6
     for place in places(CUDA):
-        applying = [pin.name for pin in pins if pin.applies(place.markers)]
+        applying = [pin.name for pin in pins if applies(pin, place)]
         assert len(applying) == len(set(applying))
         assert {"vllm", "torch", "triton", "flashinfer-python", "ninja", "nvidia-cuda-nvcc"} <= set(applying)
-    assert all(any(pin.applies(place.markers) for place in places(CUDA)) for pin in pins)
+    assert all(any(applies(pin, place) for place in places(CUDA)) for pin in pins)
+
+
+def applies(pin: Pin, place: Place) -> bool:
+    return pin.marker is None or pin.marker.evaluate(place.markers)
 
 
 def package(*files: str, **more: str) -> dict:
@@ -137,18 +138,46 @@ def test_a_pin_for_other_systems_only_is_left_out():
 @pytest.mark.parametrize(
     ("files", "where"),
     [
-        ([], "Linux x86_64 with Python 3.11"),
-        ([f"thing-1.0-cp38-abi3-{X86}"], "Linux aarch64 with Python 3.13"),
-        ([f"thing-1.0-cp311-cp311-{X86}", f"thing-1.0-cp311-cp311-{ARM}"], "Linux aarch64 with Python 3.12"),
+        ([], "linux/amd64 with Python 3.11"),
+        ([f"thing-1.0-cp38-abi3-{X86}"], "linux/arm64 with Python 3.13"),
+        ([f"thing-1.0-cp311-cp311-{X86}", f"thing-1.0-cp311-cp311-{ARM}"], "linux/arm64 with Python 3.12"),
         (
             [f"thing-1.0-cp38-abi3-{ARM}", "thing-1.0-cp38-abi3-manylinux_2_39_x86_64.whl"],
-            "Linux x86_64 with Python 3.12",
+            "linux/amd64 with Python 3.12",
         ),
     ],
 )
 def test_a_pin_that_is_no_wheel_somewhere_is_an_error_that_says_where(files, where):
     with pytest.raises(EngineProblem, match=f"thing 1.0 has no wheel for {where}"):
         wheel_pins([package(*files)], places(CUDA))
+
+
+def wheel(folder: Path, content: str) -> str:
+    """A small wheel in `folder`; returns its sha256."""
+    file = folder / "thing-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(file, "w") as packed:
+        packed.writestr("thing.py", content)
+        packed.writestr("thing-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: thing\nVersion: 1.0\n")
+        packed.writestr("thing-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        packed.writestr("thing-1.0.dist-info/RECORD", "")
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def test_a_wheel_that_is_not_the_pinned_one_is_refused_and_leaves_no_wheelhouse(tmp_path, monkeypatch):
+    """pip itself, against an index (a folder) that serves an altered file under a pinned name."""
+    (tmp_path / "index").mkdir()
+    (tmp_path / "thing").mkdir()
+    (tmp_path / "thing/pins.txt").write_text(f"thing==1.0 \\\n    --hash=sha256:{wheel(tmp_path / 'index', 'x = 1')}\n")
+    (tmp_path / "control.txt").write_text((tmp_path / "thing/pins.txt").read_text().replace("thing==", "uv=="))
+    wheel(tmp_path / "index", "x = 2")
+    monkeypatch.setattr("images.wheels.IMAGES", tmp_path)
+    monkeypatch.setattr("images.wheels.CONTROL_PINS", tmp_path / "control.txt")
+    for name, value in {"NO_INDEX": "1", "FIND_LINKS": str(tmp_path / "index"), "CONFIG_FILE": "/dev/null"}.items():
+        monkeypatch.setenv(f"PIP_{name}", value)
+    monkeypatch.setenv("STATION_RECIPES_CACHE", str(tmp_path / "cache"))
+    with pytest.raises(EngineProblem, match="a downloaded wheel is not the pinned one: the index serves altered files"):
+        ensure_wheels("thing", "linux/arm64", "3.12", None)
+    assert not list((tmp_path / "cache").rglob("complete")) and not list((tmp_path / "cache").rglob("*.whl"))
 
 
 def test_pins_are_checked_from_the_front_door_without_a_network(inv):

@@ -1,0 +1,91 @@
+"""Room bench: the tasks about runs that exist, and about this machine's noise: each parses, calls, prints, exits."""
+
+from pathlib import Path
+
+from invoke import Exit, task
+
+from images.errors import UsageProblem
+
+RUNS = str(Path(__file__).resolve().parent.parent / ".runs")
+RECIPE = "recipe id or family, such as micro/mtp1; `./inv list` shows them"
+
+
+def finish(run: Path, as_json: bool) -> None:
+    """Judge a fresh run, print it, end with its exit code; the run's folder is the last line."""
+    from bench.report.text import print_verdict
+    from bench.verdict import EXIT_CODES, write_verdict
+    from images.console import emit_json, out
+    from images.yaml_source import shown
+
+    verdict = write_verdict(run)
+    if as_json:
+        emit_json({**verdict, "run": shown(run)})
+    else:
+        print_verdict(verdict, out())
+        print(f"\n{shown(run)}")
+    raise Exit(code=EXIT_CODES[verdict["state"]])
+
+
+@task(
+    positional=["run"],
+    iterable=["boot"],
+    help={
+        "run": "a run's folder, or a result file of `vllm bench serve --save-detailed` made elsewhere",
+        "recipe": "for a result file: the recipe whose claims it is held against",
+        "boot": "for a result file: a further one, of another boot of the server; may be repeated",
+        "out": "for a result file: the folder for runs (default .runs in the repository)",
+        "json": "print verdict.json instead of tables",
+    },
+)
+def verdict(_c, run, recipe=None, boot=None, out=RUNS, json=False):
+    """Judge a run again from its folder alone; writes verdict.json there. Or judge a result file made elsewhere."""
+    from bench.exchange import import_vllm
+
+    if Path(run).is_file():
+        if not recipe:
+            raise UsageProblem(f"{run} is a result file: say which recipe's claims to hold it against, --recipe NAME")
+        finish(import_vllm([Path(run), *map(Path, boot)], recipe, Path(out)), json)
+    if recipe or boot:
+        raise UsageProblem(f"{run} is no result file; --recipe and --boot are for those: a run has its own recipe")
+    finish(Path(run), json)
+
+
+@task(
+    positional=["run"],
+    help={
+        "run": "a run's folder",
+        "to": "vllm (its detailed JSON, one file a window), csv (a row a window) or inferencex (its aggregate row)",
+        "out": "file to write",
+    },
+)
+def export(_c, run, to="", out=""):
+    """Write a run in another tool's form; the verdict's state and the figures' status go with it."""
+    from bench.exchange import export as write
+    from images.yaml_source import shown
+
+    if not to or not out:
+        raise UsageProblem("export needs --to vllm|csv|inferencex and --out FILE")
+    for file in write(Path(run), to, Path(out)):
+        print(shown(file))
+
+
+@task(
+    help={
+        "recipe": f"{RECIPE}: make an A/A run of it and keep its noise floor",
+        "run": "take the noise floor of this run of this machine, of three boots at least",
+        "boots": "lives of the server (default 5)",
+        "port": "port on 127.0.0.1 instead of the recipe's",
+        "runtime": "process or docker; default: as the recipe says",
+        "out": "folder for runs (default .runs in the repository)",
+        "json": "print JSON",
+    }
+)
+def noise(_c, recipe=None, run=None, boots=5, port=0, runtime=None, out=RUNS, json=False):
+    """Measure this machine's noise floor: one recipe, boot after boot. Bare: show what is known."""
+    from bench.measure import measure
+    from bench.noise import print_noise, require_question
+    from bench.plan import Options, gather
+
+    require_question(recipe, run, boots)
+    made = measure(gather(Options(recipe, port, boots, 0, runtime)), Path(out)) if recipe else None
+    raise Exit(code=print_noise(made or (Path(run) if run else None), made is not None, json))

@@ -1,0 +1,228 @@
+"""Room recipes: hosts, looked at and provisioned. Runs ansible-playbook on ansible/ and reads what it says."""
+
+import difflib
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from images.command import run_shown, tail
+from images.console import emit_json, note, out, table
+from images.errors import Problem, UsageProblem
+from images.index import cache_root
+
+PLAYBOOKS = Path(__file__).parent.parent / "ansible"
+THIS_MACHINE = PLAYBOOKS / "inventory" / "this-machine.yml"
+PROBLEMS_FOUND = 8
+MARKS = {True: "✔", False: "✘", None: "–"}
+
+
+@dataclass
+class Host:
+    """What a playbook said of one host. `problem` is why it ended early; `changed` names what it changed."""
+
+    name: str
+    reached: bool = True
+    problem: str | None = None
+    changed: list[str] = field(default_factory=list)
+    diffs: list[str] = field(default_factory=list)
+    kind: str | None = None
+    findings: list[dict] = field(default_factory=list)
+
+    @property
+    def wrong(self) -> list[dict]:
+        """Findings that are not as wanted."""
+        return [finding for finding in self.findings if finding["ok"] is False]
+
+    def as_json(self) -> dict:
+        """For scripts."""
+        told = {"reached": self.reached, "problem": self.problem, "changed": self.changed, "diffs": self.diffs}
+        return {**told, "kind": self.kind, "findings": self.findings}
+
+
+def doctor(hosts: str, inventory: str | None, settings: Sequence[str], as_json: bool) -> int:
+    """Run preflight on hosts and print every finding; nothing on them is changed.
+
+    Returns 0 where all is as wanted, 8 where something isn't, 1 where a host could not be looked at.
+    """
+    looked = run_playbook("preflight.yml", hosts, inventory, settings, "Looking at the hosts")
+    code = 1 if any(host.problem for host in looked) else PROBLEMS_FOUND if any(host.wrong for host in looked) else 0
+    if as_json:
+        emit_json({"exit": code, "hosts": {host.name: host.as_json() for host in looked}})
+        return code
+    for host in looked:
+        if host.findings:
+            _print_findings(host)
+    _print_hosts(looked, changes=False)
+    return code
+
+
+def provision(hosts: str, inventory: str | None, settings: Sequence[str], check: bool, as_json: bool) -> int:
+    """Bring hosts to where they can serve; with `check` say what would change, and change nothing.
+
+    Returns 0 where every host was provisioned, 1 where one was not. What provisioning can't mend is listed.
+    """
+    doing = "Checking what would change" if check else "Provisioning the hosts"
+    made = run_playbook("site.yml", hosts, inventory, settings, doing, ["--diff", *(["--check"] if check else [])])
+    code = 1 if any(host.problem for host in made) else 0
+    if as_json:
+        emit_json({"exit": code, "check": check, "hosts": {host.name: host.as_json() for host in made}})
+        return code
+    for host in made:
+        for text in host.diffs:
+            out().print(text, markup=False)
+        if host.changed:
+            title = f"{host.name}: {'would change' if check else 'changed'}"
+            out().print(table(title, ("",), [(task,) for task in host.changed]))
+        if host.wrong:
+            _print_findings(host, only_wrong=True)
+    _print_hosts(made, changes=True)
+    return code
+
+
+def run_playbook(
+    playbook: str,
+    hosts: str,
+    inventory: str | None,
+    settings: Sequence[str],
+    description: str,
+    options: Sequence[str] = (),
+) -> list[Host]:
+    """Run a playbook of ansible/ and return what it said of every host.
+
+    `hosts` are names or groups of the inventory, separated by commas, or without one names that ssh knows; empty
+    means all of the inventory, and without one this machine. Raises UsageProblem where no host is named so, and
+    Problem where Ansible itself failed.
+    """
+    argv = [sys.executable, "-m", "ansible", "playbook", playbook, *_where(hosts, inventory), *options]
+    for setting in settings or ():
+        argv += ["--extra-vars", _setting(setting)]
+    with tempfile.TemporaryDirectory(prefix="station-recipes-ansible-") as folder:
+        log = Path(folder) / "events.jsonl"
+        status = run_shown(
+            argv, description, log, env=_environment(os.environ), cwd=PLAYBOOKS, watch=lambda: {"status": _now(log)}
+        )
+        events = list(read_events(log.read_text(errors="replace").splitlines()))
+        found = read_hosts(events)
+        if not found and status == 0:
+            raise UsageProblem(f"no host of {inventory or THIS_MACHINE} is called {hosts!r}")
+        if not found:
+            raise Problem(f"Ansible ended with status {status} before it reached a host:\n{tail(log)}")
+    return found
+
+
+def _where(hosts: str, inventory: str | None) -> list[str]:
+    names = [name.strip() for name in hosts.split(",") if name.strip()]
+    if inventory:
+        if not Path(inventory).exists():
+            raise UsageProblem(f"there is no inventory {inventory}; examples are in ansible/inventory/")
+        return ["--inventory", str(Path(inventory).absolute()), *(["--limit", ",".join(names)] if names else [])]
+    if names in ([], ["localhost"]):
+        return ["--inventory", str(THIS_MACHINE)]
+    return ["--inventory", ",".join(names) + ","]
+
+
+def _setting(text: str) -> str:
+    name, equals, value = text.partition("=")
+    if not equals or not name.isidentifier():
+        raise UsageProblem(f"--set {text!r}: wanted NAME=VALUE, a role's variable (ansible/roles/*/meta)")
+    try:
+        parsed = json.loads(value)
+    except ValueError:
+        parsed = value
+    return json.dumps({name: parsed})
+
+
+def _environment(environ: Mapping[str, str]) -> dict[str, str]:
+    ours = {
+        "ANSIBLE_CONFIG": str(PLAYBOOKS / "ansible.cfg"),
+        "ANSIBLE_HOME": str(cache_root(environ) / "ansible"),
+        "ANSIBLE_STDOUT_CALLBACK": "ansible.posix.jsonl",
+        "ANSIBLE_NOCOLOR": "1",
+        "ANSIBLE_DEPRECATION_WARNINGS": "0",
+        "LC_ALL": "C.UTF-8",
+    }
+    return {**environ, **ours}
+
+
+def read_events(lines: Iterable[str]) -> Iterable[dict]:
+    """What the jsonl callback wrote, without the warnings between."""
+    for line in lines:
+        if line.startswith("{"):
+            try:
+                yield json.loads(line)
+            except ValueError:
+                continue  # cut off: Ansible was ended
+
+
+def _now(log: Path) -> str:
+    starts = [line for line in tail(log, lines=40).splitlines() if "_on_task_start" in line]
+    events = list(read_events(starts[-1:]))
+    return events[0]["task"]["name"] if events else ""
+
+
+def read_hosts(events: Iterable[dict]) -> list[Host]:
+    """Every host that a playbook named, with what was changed, found, and why it ended early."""
+    hosts: dict[str, Host] = {}
+    for event in events:
+        task = event.get("task", {}).get("name", "")
+        for name, result in event.get("hosts", {}).items():
+            _note_result(hosts.setdefault(name, Host(name)), event["_event"], task, result)
+        for name, counts in event.get("stats", {}).items():
+            host = hosts.setdefault(name, Host(name))
+            if not counts["failures"] and not counts["unreachable"]:
+                host.problem, host.reached = None, True
+    return [hosts[name] for name in sorted(hosts)]
+
+
+def _note_result(host: Host, event: str, task: str, result: dict) -> None:
+    facts = result.get("ansible_facts") or {}
+    host.kind = facts.get("preflight_kind", host.kind)
+    host.findings = facts.get("preflight_findings", host.findings)
+    if event == "v2_runner_on_ok" and result.get("changed"):
+        host.changed.append(task.replace(" : ", ": "))
+        host.diffs += _diffs(result.get("diff"))
+    if event in {"v2_runner_on_failed", "v2_runner_on_unreachable"} and not result.get("ignore_errors"):
+        said = str(result.get("msg") or result.get("stderr") or "failed without a word").strip()
+        more = str(result.get("module_stderr") or "").strip()
+        host.problem = f"{task}: {said}{chr(10) + more if more and more not in said else ''}"
+        host.reached = event == "v2_runner_on_failed"
+
+
+def _diffs(diff: object) -> list[str]:
+    """Unified diffs of the files a task changed; apt's own words where it has some."""
+    found = []
+    for one in diff if isinstance(diff, list) else [diff] if diff else []:
+        before, after = one.get("before"), one.get("after")
+        name = one.get("after_header") or one.get("before_header") or ""
+        if isinstance(before, str) and isinstance(after, str) and name:
+            label = name.replace(" (content)", "")
+            lines = difflib.unified_diff(before.splitlines(), after.splitlines(), label, label, lineterm="", n=2)
+            found.append("\n".join(lines))
+    return [text for text in found if text]
+
+
+def _print_findings(host: Host, only_wrong: bool = False) -> None:
+    told = [each for each in host.findings if each["ok"] is False or not only_wrong]
+    judged = [each for each in told if each["ok"] is not None or not each["found"].startswith("not applicable")]
+    rows = [(MARKS[each["ok"]], each["id"], each["found"], each["wanted"], each["remedy"]) for each in judged]
+    what = "what provisioning can't mend" if only_wrong else f"judged as {host.kind}"
+    left_out = len(told) - len(judged)
+    out().print(table(f"{host.name}: {what}", ("", "finding", "found", "wanted", "what to do"), rows))
+    if left_out:
+        note(f"{left_out} more lines do not apply to a {host.kind} host")
+    out().print()
+
+
+def _print_hosts(hosts: Sequence[Host], changes: bool) -> None:
+    rows = []
+    for host in hosts:
+        state = "could not be reached" if not host.reached else "failed" if host.problem else "done"
+        count = f"{len(host.wrong)} of {len(host.findings)}" if host.findings else "not looked at"
+        changed = [str(len(host.changed))] if changes else []
+        rows.append((host.name, host.kind or "", state, *changed, count, host.problem or ""))
+    columns = ("host", "judged as", "state", *(["changes"] if changes else []), "problems", "why")
+    out().print(table("", columns, rows))

@@ -1,0 +1,150 @@
+"""The roles' defaults are what they document, and what they'd do to Docker's settings is right for any settings."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from images.yaml_source import read_yaml
+from recipes.hosts import read_events, read_hosts
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+ROLES = sorted((ROOT / "ansible/roles").iterdir())
+DOCKER = {"version": "29.1.2", "daemon_json": None, "unit_flags": [], "daemon_json_newer": None}
+INFO = {"CDISpecDirs": None, "LiveRestoreEnabled": False, "DefaultRuntime": "runc", "LoggingDriver": "json-file"}
+INFO |= {"Driver": "overlay2", "DockerRootDir": "/var/lib/docker", "Debug": False}
+CDI = {"features": {"cdi": True}}
+
+
+def load(path: str):
+    spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / "ansible" / path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+hosts = load("filter_plugins/hosts.py")
+
+
+@pytest.mark.parametrize("role", ROLES, ids=lambda role: role.name)
+def test_a_role_s_defaults_are_those_of_its_documentation_by_name_and_value(role: Path):
+    options = read_yaml(role / "meta/argument_specs.yml").data["argument_specs"]["main"]["options"]
+    documented = {name: option["default"] for name, option in options.items() if "default" in option}
+    assert read_yaml(role / "defaults/main.yml").data == documented
+    assert all(name.startswith(f"{role.name}_") for name in options)
+    assert all(option["description"] for option in options.values())
+
+
+def test_a_fresh_docker_gets_the_settings_and_one_restart():
+    plan = hosts.docker_plan({**DOCKER, "info": INFO}, CDI)
+    assert plan["settings"] == CDI
+    assert plan["write"]
+    assert plan["restart"]
+
+
+def test_a_docker_that_does_it_by_default_is_left_alone():
+    plan = hosts.docker_plan({**DOCKER, "info": {**INFO, "CDISpecDirs": ["/etc/cdi"]}}, CDI)
+    assert not plan["write"]
+    assert not plan["restart"]
+
+
+def test_a_file_that_was_written_before_a_failed_restart_still_needs_it():
+    plan = hosts.docker_plan({**DOCKER, "info": INFO, "daemon_json": CDI, "daemon_json_newer": True}, CDI)
+    assert not plan["write"]
+    assert plan["restart"]
+    assert plan["unmet"] == ["features.cdi is False, wanted True"]
+
+
+def test_a_setting_that_docker_does_not_show_is_judged_by_the_file_s_age():
+    owned = {"log-opts": {"max-size": "10m"}}
+    docker = {**DOCKER, "info": INFO, "daemon_json": owned}
+    assert hosts.docker_plan({**docker, "daemon_json_newer": True}, owned)["restart"]
+    assert not hosts.docker_plan({**docker, "daemon_json_newer": False}, owned)["restart"]
+
+
+def test_a_setting_that_the_unit_sets_by_a_flag_is_reported_before_it_is_written():
+    docker = {**DOCKER, "info": INFO, "unit_flags": ["data-root", "host"]}
+    assert hosts.docker_plan(docker, {"data-root": "/data"})["conflicts"] == ["data-root"]
+
+
+def test_an_engine_too_old_for_cdi_is_never_restarted_for_it():
+    plan = hosts.docker_plan({**DOCKER, "version": "20.10.24", "info": INFO}, CDI)
+    assert not plan["write"]
+    assert not plan["restart"]
+    assert "20.10.24" in plan["note"]
+
+
+values = st.recursive(
+    st.booleans() | st.integers() | st.text(max_size=3),
+    lambda inner: st.dictionaries(
+        st.text(min_size=1, max_size=3).filter(lambda key: "." not in key), inner, max_size=3
+    ),
+    max_leaves=6,
+)
+objects = st.dictionaries(st.text(min_size=1, max_size=3).filter(lambda key: "." not in key), values, max_size=4)
+
+
+@given(objects, objects)
+def test_merging_keeps_every_foreign_setting_and_sets_every_owned_one(present: dict, owned: dict):
+    result = hosts.merged(present, owned)
+    before, after, ours = hosts.leaves(present), hosts.leaves(result), hosts.leaves(owned)
+    for path, value in ours.items():
+        if value != {}:
+            assert after[path] == value
+    foreign = {path for path in before if not any(related(path, mine) for mine in ours)}
+    assert {path: after[path] for path in foreign} == {path: before[path] for path in foreign}
+
+
+def related(one: str, other: str) -> bool:
+    """Whether one dotted path is the other, or lies above or below it."""
+    return f"{one}.".startswith(f"{other}.") or f"{other}.".startswith(f"{one}.")
+
+
+@given(objects, objects)
+def test_after_writing_and_restarting_nothing_is_left_to_do(present: dict, owned: dict):
+    docker = {**DOCKER, "info": INFO, "daemon_json": present, "daemon_json_newer": False}
+    owned = {key: value for key, value in owned.items() if key not in hosts.SHOWN and value != {}}
+    once = hosts.docker_plan(docker, owned)
+    again = hosts.docker_plan({**docker, "daemon_json": once["settings"]}, owned)
+    assert not again["write"]
+    assert not again["restart"]
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "https://nvidia.github.io/libnvidia-container/stable/deb/$(ARCH)",
+        "https://nvidia.github.io/libnvidia-container/stable/deb/amd64/",
+        "http://nvidia.github.io/libnvidia-container/stable/deb/arm64",
+        "https://nvidia.github.io/libnvidia-container/stable/deb",
+    ],
+)
+def test_one_archive_is_known_under_all_its_spellings(uri: str):
+    known = [{"file": "/etc/apt/sources.list.d/a.list", "uri": uri, "signed_by": "/k"}]
+    wanted = "https://nvidia.github.io/libnvidia-container/stable/deb/$(ARCH)"
+    assert hosts.apt_archive(known, wanted) == {"files": ["/etc/apt/sources.list.d/a.list"], "keys": ["/k"]}
+    assert (
+        hosts.apt_archive(known, "https://nvidia.github.io/libnvidia-container/experimental/deb/$(ARCH)")["files"] == []
+    )
+
+
+def test_a_rescued_failure_is_no_failure_and_an_unreachable_host_is_told_from_a_failed_one():
+    lines = [
+        json.dumps({"_event": event, "task": {"name": "t"}, "hosts": {host: result}})
+        for event, host, result in [
+            ("v2_runner_on_failed", "good", {"msg": "first try"}),
+            ("v2_runner_on_ok", "good", {"changed": True}),
+            ("v2_runner_on_failed", "bad", {"msg": "no space"}),
+            ("v2_runner_on_unreachable", "gone", {"msg": "timed out"}),
+        ]
+    ]
+    counts = {"good": (0, 0), "bad": (1, 0), "gone": (0, 1)}
+    stats = {name: {"failures": failed, "unreachable": lost} for name, (failed, lost) in counts.items()}
+    lines += ["[WARNING]: not ours", json.dumps({"_event": "v2_playbook_on_stats", "stats": stats}), '{"cut o']
+    found = {host.name: host for host in read_hosts(read_events(lines))}
+    assert (found["good"].problem, found["good"].changed) == (None, ["t"])
+    assert (found["bad"].problem, found["bad"].reached) == ("t: no space", True)
+    assert (found["gone"].problem, found["gone"].reached) == ("t: timed out", False)
