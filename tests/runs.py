@@ -137,7 +137,7 @@ def telemetry(
     values = {name: np.full((count, len(meta["gpus"])), (gpu or {}).get(name, np.nan)) for name in GPU_ARRAYS}
     spent = np.stack([client * (times - begin), 1.5 * (times - begin)], axis=1)
     host = {name: np.zeros(count) for name in ("host_cpu_s", "host_load1", "host_memory_used_b", "sampler_cpu_s")}
-    shares = {"process_cpu_s": spent, "process_wait_s": np.zeros((count, 2)), "process_rss_b": np.full((count, 2), 1e9)}
+    shares = {"process_cpu_s": spent, "process_wait_s": 0.01 * spent, "process_rss_b": np.full((count, 2), 1e9)}
     return Telemetry(meta, {"time_s": times, **values, **shares, **host})
 
 
