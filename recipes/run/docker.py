@@ -197,7 +197,6 @@ def client_container(
             box.image,
             argv,
             entrypoint=[],
-            working_dir=folder,
             environment=environment,
             labels=labels,
             **options,
