@@ -46,5 +46,5 @@ def play(folder: Path, role: str, *options: str, environ: dict | None = None, **
     argv = [str(Path(sys.executable).with_name("ansible-playbook")), "-i", "here,", "-c", "local", str(book), *options]
     argv += ["-e", json.dumps({"ansible_python_interpreter": "/usr/bin/python3", **variables})]
     env = {**plain, **{name: str(value) for name, value in own.items()}, **(environ or {})}
-    answer = subprocess.run(argv, env=env, capture_output=True, text=True, check=False, timeout=120)
+    answer = subprocess.run(argv, env=env, capture_output=True, text=True, check=False, timeout=300)
     return Played(answer.returncode, answer.stdout + answer.stderr)

@@ -263,6 +263,16 @@ def test_a_folder_s_files_get_a_second_name_where_that_is_asked_for(folder, cach
     assert bring(cache, str(folder), "--check", files=None)["faults"] == {FIRST: "has another content"}
 
 
+def test_a_second_name_that_an_earlier_run_left_is_never_written_through(folder, cache):
+    staging = finished(cache).with_name(f".{REVISION}.partial")
+    staging.mkdir(parents=True)
+    os.link(folder / FIRST, staging / FIRST)
+    mode = (folder / FIRST).stat().st_mode
+    bring(cache, str(folder))
+    assert_whole(cache)
+    assert not (finished(cache) / FIRST).samefile(folder / FIRST) and (folder / FIRST).stat().st_mode == mode
+
+
 def test_a_damaged_file_is_found_and_only_that_one_comes_again(hub, cache):
     bring(cache, hub.url)
     file = finished(cache) / FIRST
