@@ -209,6 +209,7 @@ CASES = [
     ({"vllm:num_requests_waiting": "2x20 100x30"}, 23, []),
     ({'vllm:request_success_total{finished_reason="error"}': "0x5 1x30"}, 8, ["RequestsFail"]),
     ({ACCEPTED: "0+90x1500 135050+50x100"}, 1560, ["AcceptanceDropped"]),
+    ({ACCEPTED: "0+90x1500 135050+50x100"}, 1510, []),
     ({ACCEPTED: "0+90x1500 135085+85x100"}, 1560, []),
     ({"station_gpu_query_ok": "0x30"}, 10, ["GpuUnreadable"]),
     ({'station_gpu_throttled{reason="hw_thermal_slowdown"}': "1x30"}, 10, ["GpuThrottled"]),
