@@ -1,6 +1,7 @@
 """The role monitoring on a machine with systemd: its own Prometheus runs, restarts when its files are newer, hides from the net."""
 
 import json
+import time
 
 import pytest
 
@@ -81,8 +82,10 @@ def test_what_is_in_effect_decides_and_not_what_this_run_wrote(machine, apply):
     assert started(machine, UNITS[1]) != before
     rules = json.dumps(asked(machine, "/api/v1/rules"))
     assert "vllm:num_requests_waiting) \\u003e 7" in rules or "vllm:num_requests_waiting) > 7" in rules
-    targets = asked(machine, "/api/v1/targets")["data"]["activeTargets"]
-    assert {each["labels"]["job"] for each in targets} == {"vllm", "station"}
+    deadline, jobs = time.monotonic() + 30, set()
+    while jobs != {"vllm", "station"}:  # they are found a moment after it is ready
+        assert time.monotonic() < deadline, jobs
+        jobs = {each["labels"]["job"] for each in asked(machine, "/api/v1/targets")["data"]["activeTargets"]}
 
 
 def test_no_unit_of_ours_waits_for_a_reload(machine):
