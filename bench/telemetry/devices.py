@@ -5,7 +5,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
-import pynvml
+with suppress(ModuleNotFoundError):  # the CPU engine's image has no GPU to ask, and no module for it
+    import pynvml
 
 LOST = "NVMLError_GpuIsLost"
 FINAL = frozenset(

@@ -80,8 +80,11 @@ def gpu_samples() -> Iterator[Sample]:
         except (KeyError, ValueError):
             continue
         for bit, reason in REASONS.items():
-            yield "station_gpu_throttled", "Whether this reason slows it now.", {**labels, "reason": reason}, float(
-                bool(active & bit)
+            yield (
+                "station_gpu_throttled",
+                "Whether this reason slows it now.",
+                {**labels, "reason": reason},
+                float(bool(active & bit)),
             )
 
 
