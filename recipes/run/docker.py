@@ -186,7 +186,7 @@ def client_container(
     it with the server's pid as that machine counts it. Raises EngineProblem when it can't be created.
     """
     server = client.containers.get(container_name(spec.recipe_id))
-    scratch = f"{folder}/tmp"
+    scratch = f"{folder}/tmp"  # noqa: S108 the container's own
     options = {**model_options(client, spec, box), "network_mode": "host", "pid_mode": "host", "working_dir": folder}
     kept = {name: sdk_options(spec, box)[name] for name in ("cap_drop", "security_opt", "user", "device_requests")}
     environment = {**FIXED_ENV, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "TMPDIR": scratch}
