@@ -60,7 +60,9 @@ def test_through_the_real_client_the_steady_estimate_meets_the_truth(tmp_path, s
     # A client that has to wait for a core stamps late what came in time; without other work it never waits.
     waited = window_figures(window.telemetry, span(window)).client_wait_share or 0.0
     limit = 0.005 if waited < 0.05 else 0.03
-    out().print(f"true {truth['steady_tok_s']:.1f} tok/s, steady estimate {steady}, client waited {waited:.1%}; {in_words(found)}")
+    out().print(
+        f"true {truth['steady_tok_s']:.1f} tok/s, steady estimate {steady}, client waited {waited:.1%}; {in_words(found)}"
+    )
     assert seal_faults(run) == []
     assert steady == pytest.approx(truth["steady_tok_s"], rel=limit)
     assert acceptance_length(window.counted) == pytest.approx(truth["acceptance_length"])
