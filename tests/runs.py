@@ -162,6 +162,8 @@ def counters(subject: Recipe, accepted: int = 0, drafts: int = 0, arrays: dict[s
         "prefix_cache_hits_total": 0,
         "prefix_cache_queries_total": 0,
         "num_preemptions_total": 0,
+        "e2e_request_latency_seconds_sum": float(arrays["e2e_s"].sum()),
+        "e2e_request_latency_seconds_count": load.prompts,
     }
     if drafts:
         names |= {"spec_decode_num_drafts_total": drafts, "spec_decode_num_accepted_tokens_total": accepted}

@@ -11,9 +11,11 @@ import pytest
 from bench.counters import acceptance_length
 from bench.evidence import read_evidence
 from bench.guards import in_words, roots, run_guards
+from bench.guards.guard import span
 from bench.measure import measure
 from bench.plan import Options, gather
 from bench.runfolder import seal_faults
+from bench.telemetry.window import window_figures
 from bench.verdict import judge
 from images.console import out
 from recipes.load import LIBRARY
@@ -55,9 +57,14 @@ def test_through_the_real_client_the_steady_estimate_meets_the_truth(tmp_path, s
     verdict = judge(evidence)
     found = run_guards(evidence)
     steady = verdict["output_tok_s"]["steady"]
-    out().print(f"true {truth['steady_tok_s']:.1f} tok/s, steady estimate {steady}; failed: {in_words(found)}")
+    # A client that has to wait for a core stamps late what came in time; without other work it never waits.
+    waited = window_figures(window.telemetry, span(window)).client_wait_share or 0.0
+    limit = 0.005 if waited < 0.05 else 0.03
+    out().print(
+        f"true {truth['steady_tok_s']:.1f} tok/s, steady estimate {steady}, client waited {waited:.1%}; {in_words(found)}"
+    )
     assert seal_faults(run) == []
-    assert steady == pytest.approx(truth["steady_tok_s"], rel=0.005)
+    assert steady == pytest.approx(truth["steady_tok_s"], rel=limit)
     assert acceptance_length(window.counted) == pytest.approx(truth["acceptance_length"])
     unsure = {guard.id for guard in found if guard.ok is None}
     assert unsure <= {"live_argv", "live_env", "log_proof"}, "a server of somebody's: its process and log aren't seen"
