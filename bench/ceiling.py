@@ -33,6 +33,7 @@ TOKENIZER = REPOSITORY / "recipes" / "library" / "micro" / "model"  # the one th
 STREAMS, OUTPUT_LEN, STEP_MS, WAVES = 64, 128, 20, 6
 SATURATED = 0.9
 HEAP_US, HEAPS_LIMIT = 200, 0.1
+WAIT_LIMIT = 0.25
 READY_LIMIT_S = 30
 
 
@@ -93,13 +94,7 @@ def measure_ceiling(engine: Engine, machine: dict, start: StartClient = start_cl
     if not figures.client_share:
         raise EngineProblem("the load client's CPU time could not be read from /proc")
     found = ceiling_of(applied.arrays, bounds, figures.client_share)
-    if found["heaps"] > HEAPS_LIMIT and found["limited_by"] != "client":
-        waited = figures.client_wait_share
-        raise EngineProblem(
-            f"the machine was busy with other work: the client had {found['client_share']:.0%} of a core, waited for "
-            f"one {'for an unknown' if waited is None else f'{waited:.0%} of the'} time, and took "
-            f"{found['heaps']:.0%} of its chunks in heaps. Try again when the machine is idle"
-        )
+    refuse_crowded(found, figures.client_wait_share)
     return found | {
         "schema": SCHEMA,
         "engine": f"{engine.name}-{engine.identity}",
@@ -109,6 +104,18 @@ def measure_ceiling(engine: Engine, machine: dict, start: StartClient = start_cl
         "streams": STREAMS,
         "output_len": OUTPUT_LEN,
     }
+
+
+def refuse_crowded(found: dict, wait_share: float | None) -> None:
+    """Raise EngineProblem where other work kept the client from its core: its cost a chunk means nothing then."""
+    if found["limited_by"] == "client" or (found["heaps"] <= HEAPS_LIMIT and (wait_share or 0.0) <= WAIT_LIMIT):
+        return
+    waited = "an unknown share" if wait_share is None else f"{wait_share:.0%}"
+    raise EngineProblem(
+        f"the machine was busy with other work: the client had {found['client_share']:.0%} of a core, waited for one "
+        f"{waited} of the time, and took {found['heaps']:.0%} of its chunks in heaps. Nothing was kept; try again "
+        "when the machine is idle"
+    )
 
 
 def ceiling_of(arrays: Arrays, bounds: tuple[float, float], client_share: float) -> dict:

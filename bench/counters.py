@@ -12,6 +12,7 @@ from recipes.run.fetch import LIMIT_S, fetch
 
 PREFIX = "vllm:"
 FINISHED = "request_success_total"
+E2E = "e2e_request_latency_seconds"  # a histogram, of which the sum and the count are kept
 # The columns of a series: what they are called in counters.json, and what the engine calls them.
 COUNTED = {
     "prompt_tokens": "prompt_tokens_total",
@@ -85,18 +86,20 @@ def parse_counters(text: str) -> Counters:
 def parse_metrics(text: str) -> tuple[Counters, Gauges]:
     """Counters as in parse_counters, and the gauges named in GAUGED, likewise summed over engines.
 
-    A gauge is only ever a picture of its moment: no figure is computed from one before or after a window.
+    The sum and the count of the histogram E2E are counters as well. A gauge is only ever a picture of its
+    moment, and vLLM draws it at a step's end: in a long prefill it shows who ran before, not who waits.
     """
     counters: Counters = {}
     gauges: Gauges = {}
     for family in text_string_to_metric_families(text):
         name = family.name.removeprefix(PREFIX)
-        if family.name == name or family.type not in {"counter", "gauge"}:
+        if family.name == name or family.type not in {"counter", "gauge", "histogram"}:
             continue
         for sample in family.samples:
             if not math.isfinite(sample.value):
                 continue
-            if family.type == "counter" and sample.name.endswith("_total"):
+            kept = sample.name in {f"{PREFIX}{E2E}_sum", f"{PREFIX}{E2E}_count"}
+            if kept or (family.type == "counter" and sample.name.endswith("_total")):
                 key = _key(sample.name, sample.labels)
                 counters[key] = counters.get(key, 0.0) + sample.value
             elif family.type == "gauge" and name in GAUGED.values():
@@ -189,12 +192,10 @@ def prefix_hit_share(delta: Counters) -> float | None:
     return None if hits is None else hits / queries if queries else 0.0
 
 
-def mean_in_flight(series: Series, begin_s: float, end_s: float) -> tuple[float, int] | None:
-    """The server's own mean of running + waiting requests between two moments, and the samples behind it."""
-    inside = (series.t_s >= begin_s) & (series.t_s <= end_s)
-    level = series.columns["running"][inside] + series.columns["waiting"][inside]
-    level = level[np.isfinite(level)]
-    return (float(level.mean()), len(level)) if len(level) else None
+def mean_e2e_s(delta: Counters) -> float | None:
+    """The server's own mean E2E latency (s) of the requests that finished in between; None where it isn't told."""
+    total, count = (delta.get(f"{E2E}_{part}") for part in ("sum", "count"))
+    return total / count if total is not None and count else None
 
 
 def summary(delta: Counters, series: Series | None) -> dict:
@@ -214,5 +215,6 @@ def summary(delta: Counters, series: Series | None) -> dict:
         "prefix_hit_share": prefix_hit_share(delta),
         "acceptance_length": acceptance_length(delta),
         "acceptance_per_position": acceptance_per_position(delta),
+        "mean_e2e_s": mean_e2e_s(delta),
         "in_window": seen,
     }

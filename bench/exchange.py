@@ -186,6 +186,11 @@ def _beside(out: Path, window: Window) -> Path:
     return out.with_name(f"{out.stem}-b{window.boot}-w{window.number}{out.suffix}")
 
 
+def figures_count(verdict: dict) -> bool:
+    """Whether what was timed in a run counts: no guard voided it."""
+    return verdict["output_tok_s"]["whole"] is not None
+
+
 def _standing(evidence: Evidence, verdict: dict) -> dict:
     """What goes with every exported figure: what it is, and what the verdict says of it."""
     return {
@@ -207,7 +212,8 @@ def vllm_result(evidence: Evidence, verdict: dict, window: Window) -> dict:
 
     Percentiles are interpolated and over successful requests only, as there. Left out are the fields that
     count chunks for tokens (max_output_tokens_per_s, itl summaries) or seconds for moments
-    (max_concurrent_requests). An INVALID run has its arrays and no summary. Texts weren't kept: they're null.
+    (max_concurrent_requests). A run whose timing is void has its arrays and no summary. Texts are null: few
+    were kept.
     """
     arrays, load = window.arrays, evidence.recipe.benchmark
     good = succeeded(arrays)
@@ -225,7 +231,7 @@ def vllm_result(evidence: Evidence, verdict: dict, window: Window) -> dict:
         "request_rate": "inf",
         "burstiness": 1.0,
         "max_concurrency": load.concurrency,
-        **(_vllm_summary(arrays, good) if verdict["state"] != "INVALID" else {}),
+        **(_vllm_summary(arrays, good) if figures_count(verdict) else {}),
         "completed": int(good.sum()),
         "failed": int((~good).sum()),
         "input_lens": arrays["input_tokens"].tolist(),
@@ -272,7 +278,7 @@ def _vllm_summary(arrays: Arrays, good: np.ndarray) -> dict:
 def csv_text(evidence: Evidence, verdict: dict, run: str) -> str:
     """A row a window: what it is, rates, streams, percentiles as in verdict.json (ms). Empty is not known."""
     load = evidence.recipe.benchmark
-    valid = verdict["state"] != "INVALID"
+    valid = figures_count(verdict)
     rows = []
     for window in evidence.windows:
         result = analyse_window(window.arrays, load.concurrency) if valid else None

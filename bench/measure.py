@@ -1,46 +1,33 @@
 """Room bench: from a plan to a sealed run: boots × windows, whatever happens on the way is recorded."""
 
 import gzip
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from bench.continuity import host_identity
-from bench.counters import Counters, read_counters, series_of
-from bench.load import run_window, save_window, warm_up
+from bench.contained import measure_contained
+from bench.load import warm_up
 from bench.noise import with_noise_floor
-from bench.observe import observed
 from bench.prompts import as_jsonl, digest, load_tokenizer, make_prompts, window_seed
 from bench.quality.runner import ask_suite, save_answers
 from bench.quality.suites import suite_items
 from bench.record import Plan, Recorder, anonymous, now, stored_measures
-from bench.runfolder import dump_json, dump_rows, new_run, seal, window_folder, write_recipe, write_text
-from bench.sampler import CounterSampler
+from bench.runfolder import dump_json, new_run, seal, window_folder, write_recipe, write_text
 from bench.watch import Watch
+from bench.window import Order, Target, measure_window
 from images.console import note, stage
+from images.declaration import declaration
 from images.errors import EngineProblem, Problem, UsageProblem
+from recipes.machine import gpu_device, load_machines, machine_profile
 from recipes.run import docker, process
-from recipes.run.fetch import fetch, fetch_json
+from recipes.run.fetch import fetch_json
 from recipes.run.process import Server
 from recipes.run.supervised import interrupts_held
 
 WARM_UP_WAVES = 2
-LAST_BREATH_S = 5
-LAST_LOOK_S = 30
-
-
-@dataclass(frozen=True)
-class Target:
-    """A server to be measured: one of ours with log and processes, or one at a URL of which we know less."""
-
-    url: str
-    model: str
-    alive: Callable[[], bool]
-    log: Path | None = None
-    processes: Callable[[], list[int]] | None = None
+LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 
 
 def measure(plan: Plan, root: Path) -> Path:
@@ -163,57 +150,32 @@ def _measure_window(
     load = plan.loaded.recipe.benchmark
     folder = window_folder(run, *place)
     title = f"boot {place[0]}: window {place[1]}"
-    before = read_counters(target.url)
-    log_before = _log_lines(target)
-    started = time.monotonic()
     said = f"{title}, {load.prompts} requests of {load.input_len}+{load.output_len} tokens, {load.concurrency} streams"
-    watching = observed(plan, target.processes, folder)
-    with stage(said) as update, CounterSampler(target.url) as sampler, watching as watch_clients:
-        applied = run_window(
-            plan.engine,
-            target.url,
-            target.model,
-            plan.spec.model_path,
-            load,
-            prompts,
-            target.alive,
-            recorder.clients,
-            progress=lambda done, total: update(f"{done}/{total} requests", done, total),
-            on_start=watch_clients,
-            look=sampler.latest,
-        )
-    save_window(folder, applied.arrays)
-    recorder.load_applied(place, applied.streams, applied.prompts, applied.start_skew_s)
-    refuse_dead(target)
-    record = {
-        "before": before,
-        "after": _last_look(target),
-        # Around the client's whole life, its start included; the requests' own times are in client.npz.
-        "clock": {"client_started_s": round(started, 3), "client_ended_s": round(time.monotonic(), 3)},
-        "series": series_of(sampler.samples),
-        "host": host_identity(),
-        "log_lines": {"before": log_before, "after": _log_lines(target)} if log_before is not None else None,
-    }
-    write_text(folder / "counters.json", dump_rows(record))
+    order = Order(plan.spec.model_path, load, prompts, recorder.clients, *gpus_of(plan))
+    with stage(said) as update:
+
+        def progress(done: int, total: int) -> None:
+            update(f"{done}/{total} requests", done, total)
+
+        if plan.box is None:
+            sent = measure_window(order, target, plan.engine, folder, progress)
+        else:
+            sent = measure_contained(order, target, plan.spec, plan.box, plan.engine, folder, progress)
+    recorder.load_applied(place, sent.streams, sent.prompts, sent.start_skew_s)
 
 
-def _last_look(target: Target) -> Counters | None:
-    """The counters after a window; None when a server that lives doesn't show them: a guard says so, no run ends."""
-    deadline = time.monotonic() + LAST_LOOK_S
-    while True:
-        try:
-            return read_counters(target.url)
-        except EngineProblem:
-            if time.monotonic() > deadline or not target.alive():
-                return None
-            time.sleep(1)
-
-
-def _log_lines(target: Target) -> int | None:
-    """How many lines the server's log has now; None where the log isn't ours to see."""
-    if target.log is None or not target.log.exists():
-        return None
-    return target.log.read_text(errors="replace").count("\n")  # as the log is read when it is stored
+def gpus_of(plan: Plan) -> tuple[list[str], str | None]:
+    """The UUIDs of the GPUs that a plan's engine runs on; or none, and why."""
+    recipe = plan.loaded.recipe
+    if declaration(recipe.engine.image).device != "cuda":
+        return [], "the engine runs on the CPU"
+    if plan.url and urlsplit(plan.url).hostname not in LOOPBACK:
+        return [], "the server is not known to run on this machine"
+    try:
+        device = gpu_device(recipe, plan.machine, machine_profile(plan.machine, load_machines()))
+    except UsageProblem as problem:
+        return [], str(problem)
+    return [device.rpartition("=")[2]], None
 
 
 def _measure_quality(plan: Plan, run: Path, target: Target) -> None:
@@ -230,24 +192,6 @@ def _measure_quality(plan: Plan, run: Path, target: Target) -> None:
                 progress=lambda done, total: update(f"{done}/{total} items", done, total),
             )
         save_answers(run / "quality" / f"{suite}.jsonl", answers)
-
-
-def refuse_dead(target: Target) -> None:
-    """Raise EngineProblem if the engine has ended, or ends now: its last process takes a moment to notice."""
-    deadline = time.monotonic() + LAST_BREATH_S
-    while target.alive() and not _answers(target.url):
-        if time.monotonic() > deadline:
-            raise EngineProblem("the engine no longer answers on /health")
-        time.sleep(0.2)
-    if not target.alive():
-        raise EngineProblem("the engine ended during the window")
-
-
-def _answers(url: str) -> bool:
-    try:
-        return fetch(f"{url}/health", 5).status_code == 200
-    except EngineProblem:
-        return False
 
 
 def engine_version(url: str) -> str:

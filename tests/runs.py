@@ -137,7 +137,7 @@ def telemetry(
     values = {name: np.full((count, len(meta["gpus"])), (gpu or {}).get(name, np.nan)) for name in GPU_ARRAYS}
     spent = np.stack([client * (times - begin), 1.5 * (times - begin)], axis=1)
     host = {name: np.zeros(count) for name in ("host_cpu_s", "host_load1", "host_memory_used_b", "sampler_cpu_s")}
-    shares = {"process_cpu_s": spent, "process_wait_s": np.zeros((count, 2)), "process_rss_b": np.full((count, 2), 1e9)}
+    shares = {"process_cpu_s": spent, "process_wait_s": 0.01 * spent, "process_rss_b": np.full((count, 2), 1e9)}
     return Telemetry(meta, {"time_s": times, **values, **shares, **host})
 
 
@@ -162,6 +162,8 @@ def counters(subject: Recipe, accepted: int = 0, drafts: int = 0, arrays: dict[s
         "prefix_cache_hits_total": 0,
         "prefix_cache_queries_total": 0,
         "num_preemptions_total": 0,
+        "e2e_request_latency_seconds_sum": float(arrays["e2e_s"].sum()),
+        "e2e_request_latency_seconds_count": load.prompts,
     }
     if drafts:
         names |= {"spec_decode_num_drafts_total": drafts, "spec_decode_num_accepted_tokens_total": accepted}

@@ -21,6 +21,7 @@ EXPLAINS: dict[str, frozenset[str]] = {
     ),
     "finish_counters": frozenset({"output_lengths"}),
     "finished": frozenset({"live_argv", "live_env", "quality_complete"}),
+    "peak": frozenset({"little"}),
     "preemptions": frozenset({"straggler"}),
     "cold_engine": frozenset({"straggler"}),
     "gpu_lost": frozenset({"telemetry_gaps"}),

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from bench.analyse import analyse_window
-from bench.counters import Series, acceptance_length, falls, mean_in_flight, prefix_hit_share
+from bench.counters import Series, acceptance_length, falls, mean_e2e_s, prefix_hit_share
 from bench.evidence import Evidence, Window
 from bench.guards.guard import Guard, span, worst
 from recipes.schema import Claim
@@ -17,7 +17,6 @@ SAMPLE_S = 1.0
 PEAK_LIMIT = 0.98
 PEAK_COVERAGE = 0.8
 LITTLE_LIMIT = 0.05
-LITTLE_SAMPLES = 5
 RATE_METRICS = frozenset({"output_tok_s", "ttft_p95_ms", "tpot_p95_ms"})
 
 
@@ -163,22 +162,24 @@ def peak(evidence: Evidence) -> Iterator[Guard]:
 
 
 def little(evidence: Evidence) -> Iterator[Guard]:
-    """Little's law: rate × mean E2E is the number in flight. The rate and E2E are the client's; the number in
-    flight is the server's own (running + waiting, mean over the plateau), or the client's where it wasn't seen.
+    """Little's law: rate × mean E2E is the number in flight, or the numbers are inconsistent.
+
+    Rate and number in flight are the client's, the mean E2E is the server's own where it tells it: requests that
+    wait where the server doesn't see them (a proxy, a busy client) count in the one and not in the other.
     """
     concurrency = evidence.recipe.benchmark.concurrency
 
     def off(window: Window) -> float | None:
         result = analyse_window(window.arrays, concurrency)
-        if result.steady is None or not result.little or not result.n_eff or result.bounds is None:
+        if result.steady is None or result.little_gap is None or not result.little:
             return None
-        in_flight = result.n_eff
-        seen = mean_in_flight(window.series, *result.bounds) if window.series is not None else None
-        if seen and seen[1] >= LITTLE_SAMPLES:
-            in_flight = seen[0]
-        return abs(result.steady / result.little * concurrency - in_flight) / concurrency
+        served = mean_e2e_s(window.counted) if window.counted is not None else None
+        if served is None:
+            return result.little_gap
+        in_flight = result.steady / result.little * concurrency * served / result.mean_e2e_s
+        return abs(in_flight - result.n_eff) / result.n_eff
 
     most = worst(evidence, off)
     ok = None if most is None else most <= LITTLE_LIMIT
-    source = "load client; vllm:num_requests_running and _waiting at 1 Hz"
+    source = "load client; vllm:e2e_request_latency_seconds"
     yield Guard("little", ok, most, LITTLE_LIMIT, "share of the streams it is off", source, scope="timing")

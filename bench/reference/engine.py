@@ -83,6 +83,7 @@ class Engine:
         self._slow_steps = self._stalls = self._preempted = self._tokens_since = 0
         self._was_reset = False
         self.counters: dict[str, float] = {}
+        self.e2e = (0, 0.0)  # requests that finished, and the sum of their E2E (s) as the engine sees it
         self._zero()
 
     def _zero(self) -> None:
@@ -92,6 +93,7 @@ class Engine:
             names += ["spec_decode_num_drafts", "spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens"]
             names += [f"spec_decode_num_accepted_tokens_per_pos:{i}" for i in range(len(self.settings.acceptance))]
         self.counters = dict.fromkeys(names, 0.0)
+        self.e2e = (0, 0.0)
 
     def _has(self, kind: str, index: int) -> bool:
         fault = self._faults.get(kind)
@@ -189,7 +191,10 @@ class Engine:
                 chunks.append(chunk)
         self._count(tokens, drafts, accepted)
         self.truth.add(begin_s, end_s, tokens, in_flight, drafts, accepted)
-        if any(chunk.finish for chunk in chunks):
+        ended = [chunk.request for chunk in chunks if chunk.finish]
+        if ended:
+            spent = sum(end_s - request.arrived_s for request in ended)
+            self.e2e = (self.e2e[0] + len(ended), self.e2e[1] + spent)
             self.running = [request for request in self.running if not request.ended]
         return chunks
 

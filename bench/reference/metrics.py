@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 
 from prometheus_client import generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
+from bench.counters import E2E
 from bench.reference.engine import Engine
 
 # How a counter with a label of its own is named in Engine.counters, and what vLLM calls the label.
@@ -28,6 +29,10 @@ class EngineMetrics:
                 families[name] = CounterMetricFamily(f"vllm:{name}", name, labels=labels)
             families[name].add_metric(["0", self._model, *([label] if label else [])], value)
         yield from families.values()
+        count, total = self._engine.e2e
+        e2e = HistogramMetricFamily(f"vllm:{E2E}", E2E, labels=["engine", "model_name"])
+        e2e.add_metric(["0", self._model], [("+Inf", count)], total)
+        yield e2e
         for name, value in self._engine.gauges.items():
             gauge = GaugeMetricFamily(f"vllm:{name}", name, labels=["engine", "model_name"])
             gauge.add_metric(["0", self._model], value)

@@ -5,7 +5,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
-import pynvml
+with suppress(ModuleNotFoundError):  # the CPU engine's image has no GPU to ask, and no module for it
+    import pynvml
 
 LOST = "NVMLError_GpuIsLost"
 FINAL = frozenset(
@@ -27,6 +28,7 @@ GPU_ARRAYS = (
     "gpu_foreign_count",
 )
 SLOW = 5  # every fifth sample: once a second at 5 Hz
+RARE = 15  # every 3 s: the energy counter alone costs 4 ms of CPU a question (H200, driver 580)
 
 
 class DeviceError(Exception):
@@ -141,7 +143,7 @@ def _device(nvml, uuid: str, handle) -> NvmlDevice:
     probes = (
         # Power first and its counter next to it: their moments should be one.
         Probe("gpu_power_w", asked(gpu_power)),
-        Probe("gpu_energy_j", asked(lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1e3)),
+        Probe("gpu_energy_j", asked(lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1e3), RARE),
         Probe("gpu_module_power_w", asked(lambda: power(nvml.NVML_POWER_SCOPE_MODULE))),
         Probe("gpu_utilisation_pct", asked(lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu)),
         Probe("gpu_memory_used_b", asked(lambda: memory().used)),

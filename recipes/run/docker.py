@@ -29,7 +29,7 @@ from recipes.run.process import Progress, Server, refuse_taken_port, wait_ready
 from recipes.run.supervised import Supervised, base_environment, interrupts_held, supervised
 from recipes.run.supervisor import descendants_of
 from recipes.run.tunnel import tunnel
-from recipes.spec import CACHE_IN_CONTAINER, Container, ServingSpec
+from recipes.spec import CACHE_IN_CONTAINER, FIXED_ENV, Container, ServingSpec
 
 KIND = f"{LABEL}.kind"
 SECOND_NS = 1_000_000_000
@@ -123,10 +123,9 @@ def create(client: docker.DockerClient, spec: ServingSpec, box: Container, kind:
     name = container_name(spec.recipe_id)
     _refuse_taken_name(client, name)
     options = sdk_options(spec, box)
-    if is_remote() and spec.model_path is not None:
-        volume = carry(client, box.image, spec.model_path)
+    if is_remote():
         here = [mount for mount in options["mounts"] if mount["Target"] != str(spec.model_path)]
-        options["mounts"] = [*here, Mount(str(spec.model_path), volume, type="volume", read_only=True)]
+        options["mounts"] = [*here, *model_options(client, spec, box)["mounts"]]
     options["labels"] = {**options["labels"], KIND: kind, f"{LABEL}.port": str(spec.port), f"{LABEL}.url": spec.url}
     options["labels"] |= {f"{LABEL}.served_name": spec.served_name, f"{LABEL}.stop_timeout_s": str(spec.stop_timeout_s)}
     try:
@@ -175,6 +174,50 @@ def sdk_mounts(spec: ServingSpec, box: Container) -> list[Mount]:
         kind = "volume" if mount.target == CACHE_IN_CONTAINER and not mount.source.startswith("/") else "bind"
         found.append(Mount(mount.target, mount.source, type=kind, read_only=mount.read_only))
     return found
+
+
+@contextmanager
+def client_container(
+    client: docker.DockerClient, spec: ServingSpec, box: Container, argv: list[str], folder: str
+) -> Iterator[tuple[DockerContainer, int]]:
+    """Create a container of the engine's image beside a served spec, and remove it afterwards.
+
+    It has the host's network and processes, the model and the device, no privileges, and `folder` as its own. Yields
+    it with the server's pid as that machine counts it. Raises EngineProblem when it can't be created.
+    """
+    server = client.containers.get(container_name(spec.recipe_id))
+    scratch = f"{folder}/tmp"  # noqa: S108 the container's own
+    options = {**model_options(client, spec, box), "network_mode": "host", "pid_mode": "host", "working_dir": folder}
+    kept = {name: sdk_options(spec, box)[name] for name in ("cap_drop", "security_opt", "user", "device_requests")}
+    environment = {**FIXED_ENV, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "TMPDIR": scratch}
+    environment |= {"HOME": folder, "XDG_CACHE_HOME": scratch, "VLLM_CACHE_ROOT": scratch}
+    labels = {f"{LABEL}.recipe": spec.recipe_id, KIND: "client"}
+    try:
+        container = client.containers.create(
+            box.image,
+            argv,
+            entrypoint=[],
+            environment=environment,
+            labels=labels,
+            **options,
+            **kept,
+        )
+    except APIError as error:
+        raise EngineProblem(f"Docker could not create the client's container: {error.explanation or error}") from error
+    try:
+        yield container, server.attrs["State"]["Pid"]
+    finally:
+        remove(container)
+
+
+def model_options(client: docker.DockerClient, spec: ServingSpec, box: Container) -> dict:
+    """The model's mount: the folder itself, or a volume of another machine's engine that holds a copy."""
+    if spec.model_path is None:
+        return {"mounts": []}
+    path = str(spec.model_path)
+    if not is_remote():
+        return {"mounts": [Mount(path, path, type="bind", read_only=True)]}
+    return {"mounts": [Mount(path, carry(client, box.image, spec.model_path), type="volume", read_only=True)]}
 
 
 def _refuse_taken_name(client: docker.DockerClient, name: str) -> None:

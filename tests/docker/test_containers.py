@@ -8,6 +8,7 @@ import subprocess
 import time
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +17,7 @@ from images.errors import EngineProblem
 from recipes.render import container_name, render
 from recipes.run.docker import connect, create, remove
 from tests.docker.conftest import ROOT, docker, inv
+from tests.docker.elsewhere import another_machine
 
 NAME = container_name("micro/mtp1")
 # What two containers of one spec may differ in: names, the moment, and labels that only a started server needs.
@@ -118,3 +120,43 @@ def test_an_image_that_is_gone_is_said_with_the_way_to_it(plan):
     box = replace(plan.box, image="sha256:" + "0" * 64)
     with pytest.raises(EngineProblem, match=r"has no image sha256:0+: \./inv build makes or pulls it"):
         create(connect(), plan.spec, box, "server")
+
+
+def test_a_reproduce_in_containers_ends_as_the_process_run_does(cpu_image, tmp_path):
+    port = str(free_port())
+    answer = inv("reproduce", "--recipe", "micro", "--runtime", "docker", "--port", port, "--out", str(tmp_path))
+    assert answer.returncode == 0, answer.stderr + answer.stdout
+    run = Path(answer.stdout.strip().splitlines()[-1])
+    verdict = json.loads((run / "verdict.json").read_text())
+    assert verdict["state"] == "REPRODUCED"
+    assert [guard["id"] for guard in verdict["guards"] if guard["ok"] is False] == []
+    assert {claim["state"] for claim in verdict["claims"]} == {"REPRODUCED"}
+    argv = json.loads((run / "boots/1/argv.json").read_text())
+    assert argv["live"] == argv["rendered"] and argv["live"][:2] == ["vllm", "serve"]
+    # The argv after the program, and the claims that are judged, are those of a process run.
+    published = next((ROOT / "results/cpu-x86-64/micro").glob("*-micro-mtp1-fd4865"))
+    by_process = json.loads((published / "boots/1/argv.json").read_text())["live"]
+    start = by_process.index("serve")
+    assert without_port(argv["live"][1:]) == without_port(by_process[start:])
+    judged = json.loads((published / "verdict.json").read_text())["claims"]
+    assert [claim["id"] for claim in verdict["claims"]] == [claim["id"] for claim in judged]
+    assert {file.name for file in (run / "boots/1/w1").iterdir()} == {"client.npz", "counters.json", "telemetry.npz"}
+    manifest = json.loads((run / "manifest.json").read_text())
+    assert manifest["engine"]["image"]["id"] == cpu_image.id == manifest["boots"][0]["image"]
+    assert docker("ps", "--all", "--quiet", "--filter", "label=station-recipes.recipe=micro/mtp1").stdout == ""
+
+
+def without_port(argv: list[str]) -> list[str]:
+    at = argv.index("--port")
+    return [*argv[:at], *argv[at + 2 :]]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a network namespace is made as root only")
+def test_a_docker_engine_on_another_machine_serves_over_ssh(cpu_image, tmp_path):
+    """The other machine sees nothing of this one but ssh: no port, no folder."""
+    with another_machine(tmp_path) as (there, environ):
+        argv = [*there, str(ROOT / "inv"), "reproduce", "--recipe", "micro", "--runtime", "docker"]
+        argv += ["--port", str(free_port()), "--out", str(tmp_path / "runs"), "--json"]
+        answer = subprocess.run(argv, capture_output=True, text=True, check=False, env={**os.environ, **environ})
+        assert answer.returncode == 0, answer.stderr + answer.stdout
+        assert json.loads(answer.stdout)["state"] == "REPRODUCED"

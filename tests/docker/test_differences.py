@@ -38,55 +38,48 @@ def exported(image: str) -> dict[str, tuple]:
     return found
 
 
+NAMES = ["a", "b", "c/a", "c/b", "c/d/a", "c/d/b", "c/d/e/f", "c/d", "g/h", "g"]
+WHATS = ["file", "file", "link", "hidden", "opaque", "folder", "twins"]
+
+
 def random_layers(seed: int) -> list[bytes]:
     """Five layers over the same few names: files, folders, links, hard links, whiteouts and opaque folders."""
     chance = random.Random(seed)
-    names = ["a", "b", "c/a", "c/b", "c/d/a", "c/d/b", "c/d/e/f", "c/d", "g/h", "g"]
-    layers, kinds = [], {}
+    layers, there = [], set()
     for number in range(5):
-        members, touched = [], set()
-        for path in chance.sample(names, 6):
+        members: dict[str, tuple] = {}
+        for path in chance.sample(NAMES, 6):
             parents = [path[:end] for end in range(len(path)) if path[end] == "/"]
-            if any(above in touched and kinds.get(above) != "folder" for above in parents):
+            if any(above in members and members[above][1] is not None for above in parents):
                 continue  # a layer has no file below its own file
-            if any(below.startswith(f"{path}/") for below in touched):
+            if any(below.startswith((f"{path}/", f"{path.rpartition('/')[0]}/.wh.")) for below in members):
+                continue
+            what = chance.choice(WHATS)
+            if what == "hidden" and path not in there:
                 continue
             for above in parents:
-                if above not in touched:
-                    members.append((above, None, {"mode": chance.choice([0o755, 0o700])}))
-                    touched.add(above)
-                    kinds[above] = "folder"
-            folder, _, name = path.rpartition("/")
-            what = chance.choice(["file", "file", "link", "hidden", "opaque", "folder", "twins"])
-            content = f"{path} {number}".encode()
-            if what == "hidden":
-                if path not in kinds:
-                    continue
-                members.append((f"{folder}/.wh.{name}".strip("/"), b""))
-                kinds.pop(path)
-            elif what == "opaque":
-                mark = f"{folder}/.wh..wh..opq"
-                if not folder or mark in touched:
-                    continue
-                touched.add(mark)
-                members.append((mark, b""))
-                members.append((path, content))
-                kinds[path] = "file"
-            elif what == "folder":
-                members.append((path, None, {"uid": number}))
-                kinds[path] = "folder"
-            elif what == "link":
-                members.append((path, b"", {"type": tarfile.SYMTYPE, "linkname": "../x", "mode": 0o777}))
-                kinds[path] = "link"
-            else:
-                owner = {"mode": chance.choice([0o644, 0o4755]), "uid": chance.randrange(3)}
-                members.append((path, content, owner))
-                kinds[path] = "file"
-                if what == "twins":
-                    members.append((f"{path}-twin", b"", {**owner, "type": tarfile.LNKTYPE, "linkname": path}))
-            touched.add(path)
-        layers.append(layer(*members, (f"layer{number}", b"")))
+                members.setdefault(above, (above, None, {"mode": chance.choice([0o755, 0o700])}))
+            for member in random_members(chance, path, what, number):
+                members[member[0]] = member
+            (there.discard if what == "hidden" else there.add)(path)
+        layers.append(layer(*members.values(), (f"layer{number}", b"")))
     return layers
+
+
+def random_members(chance: random.Random, path: str, what: str, number: int) -> list[tuple]:
+    """What a layer has for one path."""
+    folder, _, name = path.rpartition("/")
+    owner = {"mode": chance.choice([0o644, 0o4755]), "uid": chance.randrange(3)}
+    file = (path, f"{path} {number}".encode(), owner)
+    found = {
+        "file": [file],
+        "hidden": [(f"{folder}/.wh.{name}".strip("/"), b"")],
+        "opaque": [(f"{folder}/.wh..wh..opq", b""), file] if folder else [file],
+        "folder": [(path, None, {"uid": number})],
+        "link": [(path, b"", {"type": tarfile.SYMTYPE, "linkname": "../x", "mode": 0o777})],
+        "twins": [file, (f"{path}-twin", b"", {**owner, "type": tarfile.LNKTYPE, "linkname": path})],
+    }
+    return found[what]
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -1,5 +1,6 @@
 """The real load engine against the reference server: several client processes are one load."""
 
+import json
 import socket
 import subprocess
 import sys
@@ -105,3 +106,15 @@ def test_two_real_clients_begin_together_and_are_one_load(reference):
     figures = window_figures(telemetry, bounds)
     assert len(figures.client_shares) >= 2 and 0 < figures.client_share < 1.05
     assert figures.gap_share < 0.2 and figures.server_share is not None
+
+
+def test_a_ceiling_is_measured_and_kept_or_refused_on_a_crowded_machine(inv, tmp_path):
+    answer = inv("ceiling", "--json", STATION_RECIPES_STATE=str(tmp_path))
+    kept = list((tmp_path / "ceilings").glob("*.json"))
+    if answer.returncode:
+        assert "busy with other work" in answer.stderr and not kept, answer.stderr
+        return
+    found = json.loads(answer.stdout)
+    assert json.loads(kept[0].read_text()) == found
+    assert 500 < found["achieved_chunks_per_s"] < 3300 and found["chunks_per_s"] >= found["achieved_chunks_per_s"]
+    assert 5 < found["cpu_us_per_chunk"] < 2000

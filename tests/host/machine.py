@@ -29,7 +29,7 @@ PACKAGES = (
     *("python3", "python3-apt", "busybox-static"),
 )
 # What apt finds inside, without a network: a package archive at /srv/debian. Their dependencies come along.
-ARCHIVE = ("docker.io", "docker-cli", "python3-debian", "python3-requests")
+ARCHIVE = ("docker.io", "docker-cli", "prometheus", "python3-debian", "python3-requests")
 KEEP_DAYS = 14
 BOOT_S = 120
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.analyse import analyse_window, rounded
-from bench.ceiling import ceiling_of
+from bench.ceiling import ceiling_of, refuse_crowded
 from bench.ceilings import store_ceiling, stored_ceiling
 from bench.clients import ASSUMED_CEILING, Gate, choose_clients, split_prompts, split_streams
 from bench.load import LoadProblem, merge, run_window
@@ -175,6 +175,11 @@ def test_a_ceiling_is_what_a_whole_core_allows_and_holds_for_one_machine_and_eng
     assert found["achieved_chunks_per_s"] == pytest.approx(rate, rel=0.01) and found["limited_by"] == "server"
     assert found["chunks_per_s"] == pytest.approx(4 * rate, rel=0.01) and found["heaps"] == 0
     assert ceiling_of(arrays, bounds, 0.97)["chunks_per_s"] == pytest.approx(rate, rel=0.01), "it could do no more"
+    refuse_crowded(found, 0.1)
+    refuse_crowded(found, None)
+    for crowded, waited in ((found, 0.5), ({**found, "heaps": 0.2}, 0.1)):
+        with pytest.raises(EngineProblem, match="busy with other work"):
+            refuse_crowded(crowded, waited)
     machine = {"slug": "cpu-x86-64", "cpu": {"model": "some", "cores": 8}}
     assert stored_ceiling(ENGINE, machine) is None
     store_ceiling(ENGINE, machine, {**found, "schema": 1, "cpu": {"model": "some", "cores": 8}})
