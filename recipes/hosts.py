@@ -57,7 +57,7 @@ def doctor(hosts: str, inventory: str | None, settings: Sequence[str], as_json: 
         return code
     for host in looked:
         if host.findings:
-            _print_findings(host)
+            _print_findings(host, host.findings, f"judged as {host.kind}")
     _print_hosts(looked, changes=False)
     return code
 
@@ -80,7 +80,8 @@ def provision(hosts: str, inventory: str | None, settings: Sequence[str], check:
             title = f"{host.name}: {'would change' if check else 'changed'}"
             out().print(table(title, ("",), [(task,) for task in host.changed]))
         if host.wrong:
-            _print_findings(host, only_wrong=True)
+            what = "wrong as it is now" if check else "what provisioning can't mend"
+            _print_findings(host, host.wrong, what)
     _print_hosts(made, changes=True)
     return code
 
@@ -215,11 +216,9 @@ def _diffs(diff: object) -> list[str]:
     return [text for text in found if text]
 
 
-def _print_findings(host: Host, only_wrong: bool = False) -> None:
-    told = [each for each in host.findings if each["ok"] is False or not only_wrong]
+def _print_findings(host: Host, told: Sequence[dict], what: str) -> None:
     judged = [each for each in told if each["ok"] is not None or not each["found"].startswith("not applicable")]
     rows = [(MARKS[each["ok"]], each["id"], each["found"], each["wanted"], each["remedy"]) for each in judged]
-    what = "what provisioning can't mend" if only_wrong else f"judged as {host.kind}"
     left_out = len(told) - len(judged)
     out().print(table(f"{host.name}: {what}", ("", "finding", "found", "wanted", "what to do"), rows))
     if left_out:

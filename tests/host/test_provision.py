@@ -91,14 +91,14 @@ def test_a_check_on_a_fresh_machine_foretells_every_change(story: Story):
     for told, really in (
         ("Install Docker's packages", "Install Docker's packages"),
         ("Merge the settings into daemon.json", "Merge the settings into daemon.json"),
-        ("Say what a check can't do on a host without Docker", "Restart Docker's unit"),
+        ("Foretell the restart of Docker", "Restart Docker's unit"),
         ("Install what Ansible needs to write apt's sources", "Install what Ansible needs to write apt's sources"),
-        ("Say what a check can't do without the helper", "Add the archive"),
-        ("Say what a check can't do without the archive", "Install the package"),
+        ("Foretell the archive", "Add the archive"),
+        ("Foretell the package", "Install the package"),
     ):
         assert told in foretold, foretold
         assert really in done, done
-    assert "Say what a check can't do without the toolkit" in foretold  # the package itself writes the spec
+    assert "Foretell the CDI spec" in foretold  # the package itself writes the spec
     assert '"cdi": true' in "".join(story.said["check"].host["diffs"])
 
 
