@@ -3,6 +3,7 @@
 import difflib
 import json
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,6 +18,7 @@ from images.index import cache_root
 PLAYBOOKS = Path(__file__).parent.parent / "ansible"
 THIS_MACHINE = PLAYBOOKS / "inventory" / "this-machine.yml"
 PROBLEMS_FOUND = 8
+NOBODY = "leaves us with no hosts to target"
 MARKS = {True: "✔", False: "✘", None: "–"}
 
 
@@ -103,11 +105,16 @@ def run_playbook(
     with tempfile.TemporaryDirectory(prefix="station-recipes-ansible-") as folder:
         log = Path(folder) / "events.jsonl"
         status = run_shown(
-            argv, description, log, env=_environment(os.environ), cwd=PLAYBOOKS, watch=lambda: {"status": _now(log)}
+            argv,
+            description,
+            log,
+            env=_environment(os.environ),
+            cwd=PLAYBOOKS,
+            watch=lambda: {"status": _now(log)[:60]},
         )
         events = list(read_events(log.read_text(errors="replace").splitlines()))
         found = read_hosts(events)
-        if not found and status == 0:
+        if not found and (status == 0 or NOBODY in log.read_text(errors="replace")):
             raise UsageProblem(f"no host of {inventory or THIS_MACHINE} is called {hosts!r}")
         if not found:
             raise Problem(f"Ansible ended with status {status} before it reached a host:\n{tail(log)}")
@@ -188,7 +195,10 @@ def _note_result(host: Host, event: str, task: str, result: dict) -> None:
     if event in {"v2_runner_on_failed", "v2_runner_on_unreachable"} and not result.get("ignore_errors"):
         said = str(result.get("msg") or result.get("stderr") or "failed without a word").strip()
         more = str(result.get("module_stderr") or "").strip()
-        host.problem = f"{task}: {said}{chr(10) + more if more and more not in said else ''}"
+        # Ansible wraps what a filter says in where it was called from.
+        said = re.sub(r"^(?:Task failed: )?(?:.*The filter plugin '\w+' failed: )?", "", said, flags=re.DOTALL)
+        where = task.partition(" against arg spec")[0].replace(" : ", ": ")
+        host.problem = f"{where}: {said}{chr(10) + more if more and more not in said else ''}"
         host.reached = event == "v2_runner_on_failed"
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+HOST_PROGRAMS = ("systemd-nspawn", "mmdebstrap", "setpriv", "nsenter", "gpg", "dpkg-deb", "ssh")
 
 
 def _no_engine() -> str | None:
@@ -25,7 +26,10 @@ def _no_docker() -> str | None:
 
 
 def _no_host() -> str | None:
-    return None if os.geteuid() == 0 else "a test machine is booted as root only"
+    if os.geteuid() != 0:
+        return "a test machine is booted as root only"
+    missing = [name for name in HOST_PROGRAMS if shutil.which(name) is None]
+    return f"there is no {', '.join(missing)} (tests/apt.txt names the packages)" if missing else None
 
 
 def _no_browser() -> str | None:

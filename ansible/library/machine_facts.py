@@ -327,8 +327,9 @@ def host(root: Path, programs: Programs, folders: list[str]) -> dict:
     """What decides whether this host can serve: Docker, the container toolkit, CDI, disks, ports, clock, reboot."""
     toolkit = said(programs.ask("nvidia-ctk", "--version")) or ""
     clock = said(programs.ask("timedatectl", "show", "--property=NTPSynchronized", "--value"))
-    services = {name: programs.ask("systemctl", "is-enabled", name) for name in SERVICES}
+    enabled = {name: programs.ask("systemctl", "is-enabled", name) for name in SERVICES}
     active = {name: programs.ask("systemctl", "is-active", name) for name in SERVICES}
+    absent = {"", "not-found"}
     secure_boot = sorted((root / "sys/firmware/efi/efivars").glob("SecureBoot-*"))
     return {
         "docker": docker(root, programs),
@@ -340,9 +341,7 @@ def host(root: Path, programs: Programs, folders: list[str]) -> dict:
         "reboot": (read(root / "run/reboot-required.pkgs") or "").split()
         if (root / "run/reboot-required").exists()
         else None,
-        "services": {
-            name: answer[1] for name, answer in services.items() if answer and answer[1] not in {"", "not-found"}
-        },
+        "services": {name: answer[1] for name, answer in enabled.items() if answer and answer[1] not in absent},
         "active": [name for name, answer in active.items() if answer and answer[1] == "active"],
         "apt_sources": apt_sources(root),
         "half_installed": re.findall(r"^ (\S+)", said(programs.ask("dpkg", "--audit")) or "", re.M),

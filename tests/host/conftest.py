@@ -55,6 +55,7 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Archive:
     key = SigningKey(folder / "gnupg", "archive")
     (folder / "debs").mkdir()
     files = {"/usr/bin/nvidia-ctk": fake_gpu.nvidia_ctk("1.19.2"), fake_gpu.REFRESH: fake_gpu.REFRESH_UNIT}
+    files["DEBIAN/postinst"] = fake_gpu.POSTINST
     build_deb(folder, "nvidia-container-toolkit", "1.19.2-1", files).rename(folder / "debs" / "toolkit.deb")
     key.sign(folder / "debs")
     return Archive(folder / "debs", key.public)
@@ -69,8 +70,8 @@ def give_gpu(machine: Machine, archive: Archive) -> None:
 
 def give_image(machine: Machine) -> None:
     """Import an image with a shell and nothing else."""
-    script = "mkdir -p /tmp/t/bin && cp /usr/bin/busybox /tmp/t/bin/sh && cp /usr/bin/busybox /tmp/t/bin/sleep"
-    machine.run("sh", "-c", f"{script} && tar -C /tmp/t -c . | docker import - $0", TINY_IMAGE)
+    script = "mkdir -p /run/tiny/bin && cp /usr/bin/busybox /run/tiny/bin/sh && cp /usr/bin/busybox /run/tiny/bin/sleep"
+    machine.run("sh", "-c", f"{script} && tar -C /run/tiny -c . | docker import - $0", TINY_IMAGE)
 
 
 def in_container(machine: Machine, device: str) -> subprocess.CompletedProcess:

@@ -20,13 +20,13 @@ def index_packages(folder: Path) -> None:
 
 
 def build_deb(folder: Path, name: str, version: str, files: dict[str, str]) -> Path:
-    """Build a package of executable text files; returns the .deb."""
+    """Build a package of executable text files, DEBIAN/postinst among them if there is one; returns the .deb."""
     tree = folder / f"{name}-{version}"
     for path, text in {**files, "DEBIAN/control": _control(name, version)}.items():
         file = tree / path.lstrip("/")
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
-        file.chmod(0o644 if "DEBIAN" in path else 0o755)
+        file.chmod(0o644 if path == "DEBIAN/control" else 0o755)
     deb = folder / f"{name}_{version}_all.deb"
     subprocess.run(
         ["dpkg-deb", "--root-owner-group", "-Znone", "-b", str(tree), str(deb)], check=True, capture_output=True

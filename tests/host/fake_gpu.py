@@ -62,7 +62,11 @@ Description=Refresh the CDI spec
 [Service]
 Type=oneshot
 ExecStart=/usr/bin/nvidia-ctk cdi generate --output=/var/run/cdi/nvidia.yaml
+
+[Install]
+WantedBy=multi-user.target
 """
+POSTINST = "#!/bin/sh\nset -e\nsystemctl enable --now nvidia-cdi-refresh.service\n"
 
 
 def nvidia_ctk(version: str) -> str:

@@ -30,14 +30,8 @@ PACKAGES = (
 )
 # What apt finds inside, without a network: a package archive at /srv/debian. Their dependencies come along.
 ARCHIVE = ("docker.io", "docker-cli", "prometheus", "python3-debian", "python3-requests")
-PROGRAMS = ("systemd-nspawn", "mmdebstrap", "setpriv", "unshare", "nsenter", "gpg", "dpkg-deb", "ssh")
 KEEP_DAYS = 14
 BOOT_S = 120
-
-
-def missing_programs() -> list[str]:
-    """Programs a test machine needs and this host lacks (tests/apt.txt names their packages)."""
-    return [name for name in PROGRAMS if shutil.which(name) is None]
 
 
 def recipe() -> dict:

@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SOUND = json.loads((ROOT / "tests/fixtures/machines/station.json").read_text())
-WHERE = {"docker_root": "/var/lib/docker", "cache": "/var/lib/cache", "cache_uid": 10001, "ports": [8000]}
+WHERE = {"docker_root": "/var/lib/docker", "cache": "/var/lib/cache", "cache_uid": 1000, "ports": [8000]}
 SMALL = {"image_gb": 0, "weights_gb": 0}
 PRODUCT = "sys/class/dmi/id/product_name"
 DISPLAY, GB300 = 0, 1

@@ -1,0 +1,302 @@
+"""What goes wrong on hosts: each fault ends in one message or in nothing at all, and a second run completes."""
+
+import json
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.host.conftest import TINY_IMAGE, Archive, Front, give_gpu, give_image, in_container
+from tests.host.debs import SigningKey
+from tests.host.fake_gpu import DRIVER, UUID
+from tests.host.machine import Machine
+
+DAEMON_JSON = "/etc/docker/daemon.json"
+FOREIGN = {"log-opts": {"max-size": "10m"}, "features": {"buildkit": True}, "insecure-registries": ["10.0.0.1:5000"]}
+DOCKER_ONLY = {"container_toolkit_install": "never", "preflight_profile": "cpu"}
+
+
+def settings_of(machine: Machine) -> dict:
+    """daemon.json as Docker reads it."""
+    return json.loads(machine.read(DAEMON_JSON))
+
+
+def cdi_is_on(machine: Machine) -> bool:
+    """Whether Docker says so itself."""
+    return bool(json.loads(machine.run("docker", "info", "--format", "{{json .CDISpecDirs}}").stdout))
+
+
+def unprovision(machine: Machine, settings: dict | str) -> None:
+    """Docker as somebody else set it up: other settings, no CDI."""
+    machine.write(DAEMON_JSON, settings if isinstance(settings, str) else json.dumps(settings))
+    if not isinstance(settings, str):
+        machine.run("systemctl", "restart", "docker")
+        assert not cdi_is_on(machine)
+
+
+def test_foreign_settings_of_docker_stay_and_the_file_before_is_kept(provisioned: Machine, front: Front):
+    unprovision(provisioned, FOREIGN)
+    said = front("provision", provisioned)
+    assert said.code == 0, said.host["problem"]
+    assert settings_of(provisioned) == {**FOREIGN, "features": {"buildkit": True, "cdi": True}}
+    assert cdi_is_on(provisioned)
+    (kept,) = provisioned.run("sh", "-c", f"ls {DAEMON_JSON}.*").stdout.split()
+    assert json.loads(provisioned.read(kept)) == FOREIGN
+    assert '+        "cdi": true' in "".join(said.host["diffs"])
+    assert front("provision", provisioned).host["changed"] == []
+
+
+def test_a_broken_daemon_json_is_named_and_nothing_is_changed(fresh: Machine, front: Front):
+    unprovision(fresh, '{"features": {')
+    before = fresh.state()
+    said = front("provision", fresh)
+    assert said.code == 1
+    assert "daemon_json: found not JSON" in said.host["problem"]
+    assert "mend /etc/docker/daemon.json by hand" in said.host["problem"]
+    assert fresh.read(DAEMON_JSON) == '{"features": {'
+    touched = {path for path in fresh.state().keys() - before.keys() if "docker" in path}
+    assert touched == set()
+
+
+def test_a_restart_that_failed_is_made_up_for_by_the_next_run(provisioned: Machine, front: Front):
+    unprovision(provisioned, FOREIGN)
+    stop = "[Service]\nExecStartPre=/usr/bin/test ! -e /run/no-docker\nRestart=no\n"
+    provisioned.write("/etc/systemd/system/docker.service.d/fails.conf", stop)
+    provisioned.run("systemctl", "daemon-reload")
+    provisioned.write("/run/no-docker", "")
+    said = front("provision", provisioned)
+    assert said.code == 1
+    assert "Docker did not start. Its log ends:" in said.host["problem"]
+    assert settings_of(provisioned)["features"]["cdi"] is True
+    provisioned.run("rm", "/run/no-docker")
+    provisioned.run("systemctl", "stop", "docker.socket", "docker")  # else the next question would start it
+    said = front("provision", provisioned)
+    assert said.code == 0, said.host["problem"]
+    assert said.host["changed"] == ["docker_host: Restart Docker's unit"]
+    assert cdi_is_on(provisioned)
+
+
+def test_settings_that_are_in_the_file_but_not_in_effect_need_a_restart_and_nothing_else(
+    provisioned: Machine, front: Front
+):
+    unprovision(provisioned, FOREIGN)
+    provisioned.write(DAEMON_JSON, json.dumps({"features": {"cdi": True}}))
+    said = front("provision", provisioned)
+    assert said.host["changed"] == ["docker_host: Restart Docker's unit"]
+    assert cdi_is_on(provisioned)
+
+
+def test_a_restart_that_would_kill_a_container_is_refused_until_it_is_allowed(provisioned: Machine, front: Front):
+    unprovision(provisioned, FOREIGN)
+    give_image(provisioned)
+    run = ["docker", "run", "--detach", "--name=theirs", "--network=none", "--entrypoint=sleep", TINY_IMAGE, "600"]
+    provisioned.run(*run)
+    said = front("provision", provisioned)
+    assert said.code == 1
+    assert "it would kill: theirs" in said.host["problem"]
+    assert settings_of(provisioned) == FOREIGN
+    assert "theirs" in provisioned.run("docker", "ps").stdout
+    said = front("provision", provisioned, docker_host_restart_with_containers=True)
+    assert said.code == 0, said.host["problem"]
+    assert cdi_is_on(provisioned)
+
+
+def test_a_setting_that_docker_s_unit_sets_by_a_flag_is_reported_and_not_written(provisioned: Machine, front: Front):
+    flag = "[Service]\nExecStart=\nExecStart=/usr/sbin/dockerd -H fd:// --log-driver=local\n"
+    provisioned.write("/etc/systemd/system/docker.service.d/flag.conf", flag)
+    provisioned.run("systemctl", "daemon-reload")
+    provisioned.run("systemctl", "restart", "docker")
+    said = front("provision", provisioned, docker_host_settings={"log-driver": "journald"})
+    assert said.code == 1
+    assert "Docker's unit sets log-driver by a flag" in said.host["problem"]
+    assert "log-driver" not in settings_of(provisioned)
+
+
+def test_a_docker_newer_than_ours_is_left_as_it_is(provisioned: Machine, front: Front):
+    script = """cd /run && dpkg-deb -R /srv/debian/docker.io_*.deb t && sed -i 's/^Version: .*/Version: 99.1/' t/DEBIAN/control
+        sed -i '/^Installed-Size/d' t/DEBIAN/control && dpkg-deb -Znone -b t new.deb && dpkg -i new.deb"""
+    provisioned.run("sh", "-ec", script)
+    said = front("provision", provisioned)
+    assert said.code == 0, said.host["problem"]
+    assert said.host["changed"] == []
+    assert provisioned.run("dpkg-query", "-W", "-f=${Version}", "docker.io").stdout == "99.1"
+
+
+def test_a_stale_cdi_spec_is_written_anew_and_a_hand_made_one_is_left_alone(provisioned: Machine, front: Front):
+    spec = provisioned.read("/var/run/cdi/nvidia.yaml")
+    provisioned.write("/var/run/cdi/nvidia.yaml", spec.replace(DRIVER, "580.95.05"))
+    said = front("provision", provisioned)
+    assert said.code == 0, said.host["problem"]
+    assert said.host["changed"] == ["container_toolkit: Let the package's service write it"]
+    assert provisioned.read("/var/run/cdi/nvidia.yaml") == spec
+    provisioned.write("/etc/cdi/mine.yaml", spec.replace(DRIVER, "580.95.05"))
+    looked = {each["id"]: each for each in front("doctor", provisioned).host["findings"]}
+    assert looked["cdi_fresh"]["ok"] is False
+    assert looked["cdi_shadowed"]["ok"] is False
+    assert "/etc/cdi/mine.yaml" in looked["cdi_shadowed"]["found"]
+    assert front("provision", provisioned).host["changed"] == []
+    assert "580.95.05" in provisioned.read("/etc/cdi/mine.yaml")
+
+
+@pytest.fixture
+def without_toolkit(provisioned: Machine) -> Machine:
+    """Docker, a GPU, and no container toolkit; apt knows no archive that has it."""
+    provisioned.run("apt-get", "-qy", "purge", "nvidia-container-toolkit")
+    provisioned.run("sh", "-c", "rm -rf /etc/apt/sources.list.d/nvidia* /etc/apt/keyrings/nvidia* /var/run/cdi")
+    provisioned.run("apt-get", "-q", "update")
+    return provisioned
+
+
+def test_apt_s_lock_is_waited_for(without_toolkit: Machine, front: Front):
+    hold = "import fcntl,os,time; f=open('/var/lib/dpkg/lock-frontend','w'); fcntl.lockf(f,fcntl.LOCK_EX); "
+    hold += "open('/run/held','w')\nwhile not os.path.exists('/run/let-go'): time.sleep(0.1)"
+    holder = ["nsenter", f"--target={without_toolkit.pid}", "--all", "python3", "-c", hold]
+    with subprocess.Popen(holder):
+        try:
+            while without_toolkit.run("test", "-e", "/run/held", check=False).returncode:
+                time.sleep(0.1)
+            said = front("provision", without_toolkit, container_toolkit_lock_timeout_s=1)
+            assert said.code == 1
+            assert "lock" in said.host["problem"].lower()
+            threading.Timer(20, without_toolkit.write, ("/run/let-go", "")).start()
+            said = front("provision", without_toolkit)
+        finally:
+            without_toolkit.write("/run/let-go", "")
+    assert said.code == 0, said.host["problem"]
+    assert without_toolkit.run("nvidia-ctk", "--version").stdout
+
+
+def test_an_archive_that_is_there_with_a_keyring_of_its_own_is_taken_as_it_is(
+    without_toolkit: Machine, front: Front, archive: Archive, tmp_path: Path
+):
+    # Theirs is signed by their key, which ours is not; adding ours beside it would break apt.
+    key = SigningKey(tmp_path / "gnupg", "theirs")
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    for deb in archive.folder.glob("*.deb"):
+        (theirs / deb.name).write_bytes(deb.read_bytes())
+    key.sign(theirs)
+    for file in theirs.iterdir():
+        without_toolkit.write(f"/srv/nvidia/{file.name}", file.read_bytes())
+    without_toolkit.write("/usr/share/keyrings/theirs.asc", key.public)
+    listed = "deb [signed-by=/usr/share/keyrings/theirs.asc] file:/srv/nvidia /\n"
+    without_toolkit.write("/etc/apt/sources.list.d/theirs.list", listed)
+    said = front("provision", without_toolkit)
+    assert said.code == 0, said.host["problem"]
+    assert "container_toolkit: Add the archive" not in said.host["changed"]
+    assert without_toolkit.run("sh", "-c", "ls /etc/apt/sources.list.d").stdout.split() == [
+        "debian.sources",
+        "theirs.list",
+    ]
+    give_image(without_toolkit)
+    assert UUID in in_container(without_toolkit, UUID).stdout
+
+
+def test_an_archive_with_two_keys_is_reported_before_apt_breaks_on_it(without_toolkit: Machine, front: Front):
+    for name in ("one", "two"):
+        listed = f"deb [signed-by=/usr/share/keyrings/{name}.asc] file:/srv/nvidia /\n"
+        without_toolkit.write(f"/etc/apt/sources.list.d/{name}.list", listed)
+    said = front("provision", without_toolkit)
+    assert said.code == 1
+    assert "/etc/apt/sources.list.d/one.list, /etc/apt/sources.list.d/two.list" in said.host["problem"]
+    assert "Keep one of the files" in said.host["problem"]
+
+
+def test_dgx_os_is_validated_and_nothing_is_installed_or_written(fresh: Machine, front: Front):
+    fresh.write("/etc/dgx-release", 'DGX_PLATFORM="DGX Server for DGX B200"\n')
+    before = fresh.state()
+    said = front("provision", fresh)
+    assert said.code == 1
+    assert "Nothing is installed or written here (DGX OS)" in said.host["problem"]
+    assert said.host["changed"] == []
+    new = fresh.state().keys() - before.keys()
+    assert not {path for path in new if path.startswith(("/etc", "/usr")) and not path.endswith(".pyc")}
+    assert fresh.run("dockerd", "--version", check=False).returncode == 127
+
+
+class PowerCut:
+    """Ends a machine or a connection as soon as dpkg has begun to unpack Docker."""
+
+    def __init__(self, machine: Machine, end) -> None:
+        self._thread = threading.Thread(target=self._wait, args=(machine.upper / "usr/sbin/dockerd", end))
+
+    def _wait(self, sign: Path, end) -> None:
+        deadline = time.monotonic() + 300
+        while not list(sign.parent.glob(sign.name + "*")) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        end()
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.join()
+
+
+def test_a_machine_that_goes_down_in_the_middle_is_completed_by_the_next_run(fresh: Machine, front: Front):
+    with PowerCut(fresh, fresh.kill):
+        said = front("provision", fresh, **DOCKER_ONLY)
+    assert said.code == 1
+    assert said.host["problem"]
+    fresh.boot()
+    assert fresh.run("dpkg", "--audit").stdout
+    said = front("provision", fresh, **DOCKER_ONLY)
+    assert said.code == 0, said.host["problem"]
+    assert cdi_is_on(fresh)
+    assert fresh.run("dpkg", "--audit").stdout == ""
+
+
+@pytest.fixture
+def by_ssh(fresh: Machine, tmp_path: Path) -> Iterator[dict]:
+    """The same machine through a real sshd; the way there is a pipe, since it has a network of its own."""
+    key = tmp_path / "key"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
+    fresh.write("/run/keys", key.with_suffix(".pub").read_text(), 0o600)
+    fresh.run("sh", "-c", "mkdir -p /run/sshd && ssh-keygen -A")
+    way = f"nsenter --target={fresh.pid} --all /usr/sbin/sshd -i -o AuthorizedKeysFile=/run/keys -o StrictModes=no"
+    options = (
+        f"-i {key} -o UserKnownHostsFile={tmp_path}/known -o StrictHostKeyChecking=accept-new -o ProxyCommand='{way}'"
+    )
+    yield {"ansible_host": "station.test", "ansible_user": "root", "ansible_ssh_common_args": options}
+
+
+def test_a_connection_that_breaks_in_the_middle_is_told_and_the_next_run_completes(
+    fresh: Machine, front: Front, by_ssh: dict, settings: dict
+):
+    def cut() -> None:
+        fresh.run("sh", "-c", "kill -9 $(pgrep -x 'sshd|sshd-session|sshd-auth')", check=False)
+
+    variables = {**settings, **DOCKER_ONLY}
+    with PowerCut(fresh, cut):
+        said = front.ask("provision", {"station": by_ssh}, [], variables)
+    assert said.code == 1
+    assert said.hosts["station"]["reached"] is False
+    said = front.ask("provision", {"station": by_ssh}, [], variables)
+    assert said.code == 0, said.hosts["station"]["problem"]
+    assert cdi_is_on(fresh)
+
+
+def test_several_hosts_fail_each_for_itself_and_are_told_in_one_table(
+    base: Path, archive: Archive, provisioned: Machine, front: Front, settings: dict, tmp_path: Path
+):
+    with Machine("broken", [base]) as broken:
+        give_gpu(broken, archive)
+        broken.write(DAEMON_JSON, "[]")
+        nobody = {"ansible_host": "127.0.0.1", "ansible_port": 5400}
+        hosts = {"good": provisioned.inventory(), "broken": broken.inventory(), "gone": nobody}
+        said = front.ask("provision", hosts, [], settings)
+        assert said.code == 1
+        assert said.hosts["good"]["problem"] is None
+        assert "a list, not an object" in said.hosts["broken"]["problem"]
+        assert said.hosts["broken"]["reached"] is True
+        assert said.hosts["gone"]["reached"] is False
+        looked = front.ask("doctor", hosts, [], settings)
+        assert looked.code == 1
+        assert {name: bool(host["findings"]) for name, host in looked.hosts.items()} == {
+            "good": True,
+            "broken": True,
+            "gone": False,
+        }

@@ -1,0 +1,70 @@
+"""The playbooks are sound, and the front door says what is wrong with a request before it touches a host."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from recipes.hosts import PLAYBOOKS
+
+SUMMARY = "could not be reached"
+
+
+def ansible(*argv: str) -> subprocess.CompletedProcess:
+    environ = {**os.environ, "LC_ALL": "C.UTF-8", "NO_COLOR": "1"}
+    return subprocess.run(argv, cwd=PLAYBOOKS, capture_output=True, text=True, check=False, env=environ)
+
+
+@pytest.mark.parametrize(
+    "playbook", sorted(file.name for file in PLAYBOOKS.glob("*.yml") if file.name != "changes.yml")
+)
+def test_a_playbook_s_syntax_is_right(playbook: str):
+    done = ansible(sys.executable, "-m", "ansible", "playbook", "--syntax-check", playbook)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_playbooks_pass_ansible_lint_in_its_strictest_profile():
+    done = ansible(str(Path(sys.executable).with_name("ansible-lint")), "--profile=production", "--offline")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "0 failure(s), 0 warning(s)" in done.stderr
+
+
+@pytest.mark.parametrize("inventory", sorted(PLAYBOOKS.glob("inventory/*.yml")), ids=lambda file: file.name)
+def test_every_inventory_example_is_read(inventory: Path):
+    done = ansible(str(Path(sys.executable).with_name("ansible-inventory")), "--inventory", str(inventory), "--list")
+    assert done.returncode == 0, done.stderr
+    assert "WARNING" not in done.stderr
+
+
+def test_a_host_that_can_t_be_reached_is_told_in_the_table_and_ends_with_one(inv):
+    done = inv("doctor", "--host", "127.0.0.1:5400")
+    assert done.returncode == 1
+    assert SUMMARY in done.stdout
+    assert "Connection refused" in done.stdout
+    assert "$ " in done.stderr  # the command, so that anyone can run it without us
+
+
+def test_this_machine_is_looked_at_where_no_host_is_named(inv):
+    done = inv("doctor")
+    assert done.returncode in {0, 8}
+    assert "localhost: judged as" in done.stdout
+    assert "what to do" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--inventory", "nosuch.yml"), "there is no inventory nosuch.yml; examples are in ansible/inventory/"),
+        (("--inventory", "ansible/inventory/this-machine.yml", "--host", "mars"), "is called 'mars'"),
+        (("--set", "docker_host_wait_s"), "wanted NAME=VALUE"),
+        (("--set", "preflight_profile=spark"), "value of preflight_profile must be one of"),
+        (("--set", 'preflight_wanted={"weights": 3}'), "weights; there are: architecture, docker_min"),
+    ],
+)
+def test_a_wrong_request_is_one_message_that_says_what_was_wanted(inv, arguments, message):
+    done = inv("doctor", *arguments)
+    assert done.returncode in {1, 2}
+    assert message in " ".join((done.stdout + done.stderr).split())
+    assert "Traceback" not in done.stdout + done.stderr
