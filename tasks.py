@@ -304,11 +304,27 @@ def doctor(_c, host="", inventory=None, set=None, json=False):  # noqa: A002
     raise Exit(code=doctor(host, inventory, set, json))
 
 
-@task(help={**HOSTS, "check": "say what would change, and change nothing"}, iterable=["set"])
-def provision(_c, host="", inventory=None, check=False, set=None, json=False):  # noqa: A002
-    """Bring hosts to where they can serve: Docker, the container toolkit. On DGX OS it only validates."""
+@task(
+    help={
+        **HOSTS,
+        "recipe": f"{RECIPE}: serve it there as a service of systemd",
+        "image": "NAME@sha256:…, an archive of image.save, or sha256:… of an image the hosts have; default: as declared",
+        "rollback": "bring back the service before, unit and lock, and do nothing else",
+        "check": "say what would change, and change nothing",
+    },
+    iterable=["set"],
+)
+def provision(_c, host="", inventory=None, recipe=None, image=None, rollback=False, check=False, set=None, json=False):  # noqa: A002
+    """Bring hosts to where they can serve, and serve a recipe there. On DGX OS it installs no packages."""
     from recipes.hosts import provision
+    from recipes.provision import provision_recipe, roll_back
 
+    if (rollback and recipe) or (image and not recipe):
+        raise UsageProblem("provision takes --recipe NAME (and with it --image), or --rollback, or neither")
+    if rollback:
+        raise Exit(code=roll_back(host, inventory, set, check, json))
+    if recipe:
+        raise Exit(code=provision_recipe(recipe, image, host, inventory, set, check, json))
     raise Exit(code=provision(host, inventory, set, check, json))
 
 
