@@ -308,7 +308,7 @@ def doctor(_c, host="", inventory=None, set=None, json=False):  # noqa: A002
     help={
         **HOSTS,
         "recipe": f"{RECIPE}: serve it there as a service of systemd",
-        "image": "NAME@sha256:…, an archive of image.save, or sha256:… of an image the hosts have; default: as declared",
+        "image": "NAME@sha256:…, an archive of image.save, or sha256:… of one the hosts have; default: as declared",
         "rollback": "bring back the service before, unit and lock, and do nothing else",
         "check": "say what would change, and change nothing",
     },

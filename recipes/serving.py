@@ -1,4 +1,4 @@
-"""Room recipes: a recipe as a service of a host: the unit, its lock, the model and the image, as the roles' variables."""
+"""Room recipes: a recipe as a service of a host: unit, lock, model and image, as the roles' variables."""
 
 import hashlib
 import json
