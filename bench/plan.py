@@ -89,7 +89,7 @@ def gather_service(recipe: str, host: str, windows: int) -> Plan:
     """A plan for the service that `./inv provision` made on a host: one boot, the one it is in.
 
     `host` is a name that ssh knows, or localhost; DOCKER_HOST names its Docker engine. What runs is asked of that:
-    the image by its labels, the device. Raises UsageProblem for a recipe that is wrong, Problem where nothing of it runs there.
+    the image by its labels, the device. Raises UsageProblem for a wrong recipe, Problem where none of it runs there.
     """
     loaded = with_options(load_recipe(recipe), 0, 1, windows)
     require_rules(loaded)

@@ -15,7 +15,7 @@ from images.errors import EngineProblem
 from recipes.model_files import differing_files
 from recipes.render import container_name
 from recipes.run.contained import Watched
-from recipes.run.docker import connect, host_processes, live_state, owns_port
+from recipes.run.docker import connect, host_processes, live_state, owns_port, run_inside
 from recipes.run.process import Progress, Server, wait_ready
 from recipes.run.tunnel import tunnel
 from recipes.spec import Container, ServingSpec
@@ -112,14 +112,10 @@ def _same_life(container: DockerContainer, since: str) -> Callable[[], bool]:
 
 def _require_weights(container: DockerContainer, folder: str, wanted: Mapping[str, str | None]) -> None:
     """Hash the model's files as the container sees them. Raises EngineProblem where one differs."""
-    try:
-        code, said = container.exec_run(["python3", "-IS", "-c", HASHES, folder])
-        found = json.loads(said) if code == 0 else None
-    except (DockerException, ValueError):
-        found = None
-    if found is None:
-        raise EngineProblem(f"the service's model can't be read at {folder} in its container")
-    differing = differing_files(dict(wanted), found)
+    answer = run_inside(container, "python3", "-IS", "-c", HASHES, folder)
+    if answer.returncode != 0:
+        raise EngineProblem(f"the service's model can't be read at {folder} in its container: {answer.stderr.strip()}")
+    differing = differing_files(dict(wanted), json.loads(answer.stdout))
     if differing:
         raise EngineProblem(f"the service's model is another: {', '.join(differing)} differ. Provision it again")
 
