@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import docker
 from docker.errors import APIError, DockerException, ImageNotFound, NotFound
@@ -244,11 +245,15 @@ def remove(container: DockerContainer) -> None:
 
 def owns_port(container: DockerContainer, port: int) -> bool:
     """Whether a process of the container listens on the port: the network is shared with the host."""
-    try:
-        code, _ = container.exec_run(["python3", "-IS", "-c", OWNS.replace("PORT", str(port))])
-    except DockerException:
-        return False
-    return code == 0
+    return run_inside(container, "python3", "-IS", "-c", OWNS.replace("PORT", str(port))).returncode == 0
+
+
+def run_inside(container: DockerContainer, *argv: str) -> CompletedProcess:
+    """Run a program in a running container, by Docker's command line.
+
+    The SDK's exec over ssh:// ends with a broken pipe where the engine closes the stream first (Docker 26).
+    """
+    return run(["docker", "exec", container.id, *argv])
 
 
 def live_state(container: DockerContainer) -> tuple[list[str], dict[str, str]]:
