@@ -1,5 +1,6 @@
 """The front door's tasks: each parses, calls one function, prints, and sets the exit code."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -59,18 +60,24 @@ def ceiling(_c, recipe=None, json=False):
     help={
         "recipe": RECIPE,
         "url": "measure a server someone else started, such as http://127.0.0.1:8000",
+        "host": "measure the service that provision made there; claims are judged. A name that ssh knows, or localhost",
         "windows": "measured loads instead of the recipe's number",
         "out": "folder for runs (default .runs in the repository)",
         "json": "print verdict.json instead of tables",
     }
 )
-def bench(_c, recipe=None, url=None, windows=0, out=RUNS, json=False):
-    """Measure a running server with a recipe's benchmark; says what it could not fingerprint."""
+def bench(_c, recipe=None, url=None, host=None, windows=0, out=RUNS, json=False):
+    """Measure a running server with a recipe's benchmark: a provisioned service is judged, any other is not."""
     from bench.measure import measure, require_model, require_url
-    from bench.plan import Options, gather
+    from bench.plan import Options, gather, gather_service
 
-    if not recipe or not url:
-        raise UsageProblem("bench needs --recipe and --url. To serve and measure in one go: ./inv reproduce --recipe …")
+    if not recipe or bool(url) == bool(host):
+        raise UsageProblem(
+            "bench needs --recipe, and --url or --host. To serve and measure in one go: ./inv reproduce --recipe …"
+        )
+    if host:
+        os.environ.update({"DOCKER_HOST": f"ssh://{host}"} if host != "localhost" else {})
+        finish(measure(gather_service(recipe, host, windows), Path(out)), json)
     plan = gather(Options(recipe, 0, 1, windows, url=require_url(url)))
     require_model(plan)
     finish(measure(plan, Path(out)), json)
@@ -304,11 +311,27 @@ def doctor(_c, host="", inventory=None, set=None, json=False):  # noqa: A002
     raise Exit(code=doctor(host, inventory, set, json))
 
 
-@task(help={**HOSTS, "check": "say what would change, and change nothing"}, iterable=["set"])
-def provision(_c, host="", inventory=None, check=False, set=None, json=False):  # noqa: A002
-    """Bring hosts to where they can serve: Docker, the container toolkit. On DGX OS it only validates."""
+@task(
+    help={
+        **HOSTS,
+        "recipe": f"{RECIPE}: serve it there as a service of systemd",
+        "image": "NAME@sha256:…, an archive of image.save, or sha256:… of one the hosts have; default: as declared",
+        "rollback": "bring back the service before, unit and lock, and do nothing else",
+        "check": "say what would change, and change nothing",
+    },
+    iterable=["set"],
+)
+def provision(_c, host="", inventory=None, recipe=None, image=None, rollback=False, check=False, set=None, json=False):  # noqa: A002
+    """Bring hosts to where they can serve, and serve a recipe there. On DGX OS it installs no packages."""
     from recipes.hosts import provision
+    from recipes.provision import provision_recipe, roll_back
 
+    if (rollback and recipe) or (image and not recipe):
+        raise UsageProblem("provision takes --recipe NAME (and with it --image), or --rollback, or neither")
+    if rollback:
+        raise Exit(code=roll_back(host, inventory, set, check, json))
+    if recipe:
+        raise Exit(code=provision_recipe(recipe, image, host, inventory, set, check, json))
     raise Exit(code=provision(host, inventory, set, check, json))
 
 

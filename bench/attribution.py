@@ -6,10 +6,8 @@ recipe's streams and, where the recipe says it, its acceptance length; its step 
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from bench.analyse import WindowResult
-from bench.counters import Counters, Series, acceptance_length
+from bench.counters import Counters, acceptance_length
 from recipes.schema import Recipe
 
 NOT_WORTH_NAMING = 0.005
@@ -63,24 +61,14 @@ def claimed_factors(recipe: Recipe, published: float) -> Factors:
     return Factors(streams, acceptance, streams * acceptance / published if acceptance else None)
 
 
-def mean_running(series: Series | None, result: WindowResult) -> float | None:
-    """The mean number of requests the engine itself worked on in the steady window; None where unknown."""
-    if series is None or result.bounds is None:
-        return None
-    inside = (series.t_s >= result.bounds[0]) & (series.t_s <= result.bounds[1])
-    running = series.columns["running"][inside]
-    running = running[np.isfinite(running)]
-    return float(running.mean()) if len(running) >= FEWEST_SAMPLES else None
-
-
-def window_factors(result: WindowResult, counted: Counters | None, drafting: bool, running: float | None) -> Factors:
+def window_factors(result: WindowResult, counted: Counters | None, drafting: bool) -> Factors:
     """What a window's rate was made of.
 
-    `running`: mean_running, where it was sampled; else the streams in flight stand for it. Step time =
-    window ÷ (drafts ÷ mean running), since a running request drafts once a step, over the whole window as
-    the counters are; without draft tokens it is running ÷ rate.
+    Step time = window ÷ (drafts ÷ mean streams in flight), since a request drafts once a step, over the whole window
+    as the counters are; without draft tokens it is streams ÷ rate. The streams are those that the client saw: vLLM's
+    own gauges lag behind a long prefill.
     """
-    streams = running or result.n_eff or 0.0
+    streams = result.n_eff or 0.0
     if not drafting:
         rate = result.steady or result.whole
         return Factors(streams, 1.0, streams / rate if rate else None)
@@ -88,7 +76,7 @@ def window_factors(result: WindowResult, counted: Counters | None, drafting: boo
     acceptance = acceptance_length(counted) if counted else None
     if not drafts or acceptance is None or not result.in_flight_s or not result.n_eff:
         return Factors(streams, acceptance, None)
-    return Factors(streams, acceptance, result.in_flight_s * (streams / result.n_eff) / drafts)
+    return Factors(streams, acceptance, result.in_flight_s / drafts)
 
 
 def mean_factors(rows: list[Factors]) -> Factors | None:

@@ -14,8 +14,8 @@ from docker.errors import DockerException
 from docker.models.containers import Container as DockerContainer
 
 from bench.load import LoadProblem
-from bench.runfolder import SEAL, seal_faults
-from bench.window import Order, Progress, Sent, Target
+from bench.runfolder import SEAL, dump_rows, read_json, seal_faults, write_text
+from bench.window import Order, Progress, Sent, Target, log_lines
 from images.build import Built
 from images.command import tail
 from recipes.run.docker import attached, client_container, connect
@@ -52,6 +52,7 @@ def measure_contained(
         "identity": built.identity,
     }
     argv = ["python3", "-m", "bench.inside", WORK]
+    log_before = log_lines(target)
     with closing(connect()) as docker, tempfile.TemporaryDirectory(prefix="station-recipes-") as name:
         log = Path(name) / "client.log"
         with client_container(docker, spec, box, argv, WORK) as (container, pid):
@@ -64,7 +65,16 @@ def measure_contained(
                 )
                 raise LoadProblem(last.get("problem") or f"{why}.\n{tail(log, LAST_LINES)}")
             _fetch(container, folder)
+    _add_log_lines(folder, log_before, log_lines(target))
     return Sent(last["streams"], last["prompts"], last["start_skew_s"])
+
+
+def _add_log_lines(folder: Path, before: int | None, after: int | None) -> None:
+    """Say in counters.json which lines of the server's log fall into the window: the log is on this side."""
+    file = folder / "counters.json"
+    counted = read_json(file)
+    lines = None if before is None or after is None else {"before": before, "after": after}
+    write_text(file, dump_rows({**counted, "log_lines": lines}))
 
 
 def _follow(alive: Callable[[], bool], log: Path, progress: Progress) -> dict:

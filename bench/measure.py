@@ -21,10 +21,13 @@ from images.console import note, stage
 from images.declaration import declaration
 from images.errors import EngineProblem, Problem, UsageProblem
 from recipes.machine import gpu_device, load_machines, machine_profile
+from recipes.model_files import observed_files
 from recipes.run import docker, process
 from recipes.run.fetch import fetch_json
+from recipes.run.managed import managed
 from recipes.run.process import Server
 from recipes.run.supervised import interrupts_held
+from recipes.serving import hosted_path
 
 WARM_UP_WAVES = 2
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
@@ -110,6 +113,9 @@ def _target(plan: Plan, folder: Path, boot: int, recorder: Recorder) -> Iterator
 def _serve(plan: Plan, log: Path, progress: Callable[[str], None]) -> AbstractContextManager[Server]:
     if plan.box is None:
         return process.serve(plan.spec, plan.engine, log, progress)
+    if plan.service:
+        files = observed_files(plan.loaded) if plan.spec.model_path else {}
+        return managed(plan.spec, plan.box, hosted_path(plan.loaded), files, log, progress)
     return docker.serve(plan.spec, plan.box, log, progress)
 
 
@@ -120,7 +126,9 @@ def _record_boot(plan: Plan, folder: Path, boot: int, server: Server, recorder: 
     live_env = {name: server.env.get(name) for name in plan.spec.env}
     env = {"rendered": plan.spec.env, "live": live_env}
     write_text(folder / "env.json", anonymous(dump_json(env), plan))
-    recorder.manifest["boots"].append({"boot": boot, "boot_s": round(server.boot_s, 1), "image": server.image})
+    took_s = None if server.boot_s is None else round(server.boot_s, 1)
+    lasting = {"since": server.since} if server.since else {}
+    recorder.manifest["boots"].append({"boot": boot, "boot_s": took_s, "image": server.image, **lasting})
 
 
 def _measure_boot(plan: Plan, run: Path, boot: int, target: Target, recorder: Recorder) -> None:

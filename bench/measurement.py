@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from bench.analyse import WindowResult, analyse_window, latencies_ms, succeeded
-from bench.attribution import Factors, mean_factors, mean_running, speculates, window_factors
+from bench.attribution import Factors, mean_factors, speculates, window_factors
 from bench.conditions import GpuMeans, gpu_means
 from bench.counters import acceptance_length
 from bench.evidence import Evidence, Window
@@ -106,9 +106,4 @@ def _no_steady(pairs: list[tuple[Window, WindowResult]]) -> str | None:
 
 def _factors(evidence: Evidence, pairs: list[tuple[Window, WindowResult]]) -> Factors | None:
     drafting = speculates(evidence.recipe)
-    return mean_factors(
-        [
-            window_factors(result, window.counted, drafting, mean_running(window.series, result))
-            for window, result in pairs
-        ]
-    )
+    return mean_factors([window_factors(result, window.counted, drafting) for window, result in pairs])

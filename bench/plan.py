@@ -1,17 +1,22 @@
 """Room bench: gathers everything a run needs before anything is started."""
 
+from contextlib import closing
 from dataclasses import dataclass
 
 from bench.record import Plan
-from images.build import Built, Order, build_image
+from images.build import Built, Order, build_image, held_image
 from images.console import note
 from images.declaration import declaration
+from images.docker_engine import is_remote
 from images.engine import ensure_engine
-from images.errors import UsageProblem
+from images.errors import Problem, UsageProblem
 from images.verify import verify_image
+from recipes.hosts import run_playbook
 from recipes.load import Loaded, first_choice, load_recipe, with_options
 from recipes.machine import gpu_device, load_machines, machine_facts, machine_profile, require_applies
 from recipes.rules import require_rules
+from recipes.run.docker import connect
+from recipes.run.managed import device_of, find_service
 from recipes.run.process import refuse_taken_port
 from recipes.schema import Machine
 from recipes.spec import Container, container, serving_spec
@@ -78,3 +83,35 @@ def engine_container(loaded: Loaded, built: Built, machine: dict, profile: Machi
     """The container part of a plan: the image, the one GPU, and a cache volume that belongs to this image alone."""
     device = gpu_device(loaded.recipe, machine, profile)
     return container(loaded, built.reference, device, f"station-recipes-{built.name}-{built.identity}")
+
+
+def gather_service(recipe: str, host: str, windows: int) -> Plan:
+    """A plan for the service that `./inv provision` made on a host: one boot, the one it is in.
+
+    `host` is a name that ssh knows, or localhost; DOCKER_HOST names its Docker engine. What runs is asked of that:
+    the image by its labels, the device. Raises UsageProblem for a wrong recipe, Problem where none of it runs there.
+    """
+    loaded = with_options(load_recipe(recipe), 0, 1, windows)
+    require_rules(loaded)
+    machine = host_facts(host)
+    require_applies(loaded.recipe, machine)
+    spec = serving_spec(loaded, machine_profile(machine, load_machines()))
+    with closing(connect()) as client:
+        running = find_service(client, loaded.recipe.id)
+        built = held_image(loaded.recipe.engine.image, running.attrs["Image"])
+        box = container(loaded, built.id, device_of(running), "none")
+    verify_image(built)
+    if is_remote():
+        refuse_taken_port(spec.host, spec.port)  # the tunnel's end here
+    note(f"Recipe {loaded.recipe.id}: the service on {host}, as it runs")
+    return Plan(loaded, built, spec, machine, box=box, service=True)
+
+
+def host_facts(host: str) -> dict:
+    """Machine facts of a host that ssh knows, or of this machine. Raises Problem where it can't be asked."""
+    if host == "localhost":
+        return machine_facts()
+    (looked,) = run_playbook("facts.yml", host, None, (), f"Asking {host} what it is")
+    if looked.facts is None:
+        raise Problem(f"{host}: {looked.problem or 'it told nothing of itself'}")
+    return looked.facts

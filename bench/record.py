@@ -24,7 +24,8 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 class Plan:
     """Everything a run needs, gathered before anything is started. `url`: a server someone else runs.
 
-    Without `load` only the quality suites are run. With `box` the engine runs in a container of an image.
+    Without `load` only the quality suites are run. With `box` the engine runs in a container of an image;
+    with `service` it runs there already, as provisioning left it.
     """
 
     loaded: Loaded
@@ -34,6 +35,7 @@ class Plan:
     url: str | None = None
     load: bool = True
     box: Container | None = None
+    service: bool = False
 
 
 class Recorder:

@@ -63,7 +63,7 @@ def measure_window(order: Order, target: Target, engine: Engine, folder: Path, p
     Raises EngineProblem when the engine or a client ends without a result.
     """
     before = read_counters(target.url)
-    log_before = _log_lines(target)
+    log_before = log_lines(target)
     started = time.monotonic()
     watching = observed(order.gpus, order.no_gpu, target.processes, folder)
     with CounterSampler(target.url) as sampler, watching as watch_clients:
@@ -89,7 +89,7 @@ def measure_window(order: Order, target: Target, engine: Engine, folder: Path, p
         "clock": {"client_started_s": round(started, 3), "client_ended_s": round(time.monotonic(), 3)},
         "series": series_of(sampler.samples),
         "host": host_identity(),
-        "log_lines": {"before": log_before, "after": _log_lines(target)} if log_before is not None else None,
+        "log_lines": {"before": log_before, "after": log_lines(target)} if log_before is not None else None,
     }
     write_text(folder / "counters.json", dump_rows(record))
     return Sent(applied.streams, applied.prompts, applied.start_skew_s)
@@ -107,7 +107,7 @@ def _last_look(target: Target) -> Counters | None:
             time.sleep(1)
 
 
-def _log_lines(target: Target) -> int | None:
+def log_lines(target: Target) -> int | None:
     """How many lines the server's log has now; None where the log isn't ours to see."""
     if target.log is None or not target.log.exists():
         return None

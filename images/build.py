@@ -114,6 +114,25 @@ def _pull(facts: Declaration, engine: DockerEngine) -> Built:
     raise EngineProblem("no repository has the image:\n" + "\n".join(f"  {line}" for line in said))
 
 
+def held_image(name: str, image_id: str) -> Built:
+    """The image of an engine that something runs already, told by its labels or its declared digest.
+
+    Raises EngineProblem where it is no image of that engine, or one of another version of this repository.
+    """
+    facts, image = declaration(name), find_image(image_id)
+    if image is None:
+        raise EngineProblem(f"the Docker engine has no image {image_id}")
+    pull, labels = facts.sources.pull, image.labels
+    digest = pull.platforms[image.platform].digest if pull and image.platform in pull.platforms else None
+    for reference in image.digests:
+        if digest and reference.endswith(f"@{digest}"):
+            return _built(facts, "pull", image, reference, digest[7:23], facts.version, fresh=False)
+    patches = json.dumps(list(declared_patches(name)), sort_keys=True)
+    if labels.get(f"{LABEL}.image") != name or IDENTITY not in labels or labels.get(f"{LABEL}.patches") != patches:
+        raise EngineProblem(f"{image_id} is not this version's {name} image: neither its labels nor its digest say so")
+    return _built(facts, "build", image, None, labels[IDENTITY], engine_version(facts), fresh=False)
+
+
 def missing_digest(facts: Declaration, platform: str) -> str:
     """Why an image can't be pulled yet, how to find what is missing, and what stands in for it."""
     lines = [

@@ -32,6 +32,8 @@ PATTERNS = {
         rb"://[A-Za-z0-9._-]{1,64}:(?!pass|secret|pw\b)[^\s/@'\"<>{}$:]{6,}@[A-Za-z0-9.-]+\.[a-z]{2,}",
     ),
 }
+# The hash of a file in a package's RECORD: 43 letters by chance, which may begin like a key.
+RECORD_HASH = re.compile(rb",sha256=[A-Za-z0-9_-]{43},")
 SHAPES = {kind: (sign, re.compile(shape)) for kind, (sign, shape) in PATTERNS.items()}
 NAMES = re.compile(
     r"(^|/)(\.netrc|\.pypirc|\.git-credentials|\.docker/config\.json|id_(rsa|ed25519|ecdsa)|\.huggingface/token)$"
@@ -129,4 +131,5 @@ def _hex(text: str) -> str:
 
 def kinds(content: bytes) -> list[str]:
     """The kinds of secrets that a content seems to hold."""
+    content = RECORD_HASH.sub(b",,", content)
     return sorted(kind for kind, (sign, shape) in SHAPES.items() if sign in content and shape.search(content))

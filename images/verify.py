@@ -1,12 +1,14 @@
 """Room images: an image proved from outside: its own `verify` run in it without a network, and its layers searched."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from secrets import token_hex
 from subprocess import DEVNULL, PIPE, Popen
 
 from images.build import Built
+from images.command import run
 from images.console import stage
 from images.declaration import declaration
 from images.docker_engine import LABEL, find_image
@@ -49,7 +51,8 @@ def inside(built: Built, device: str | None = None, options: Sequence[str] = ())
     """
     build = declaration(built.name).sources.build
     uid = build.uid if build else 1000
-    argv = ["docker", "run", "--rm", "--network", "none", "--read-only", "--cap-drop", "ALL"]
+    name = f"station-recipes-verify-{token_hex(4)}"
+    argv = ["docker", "run", "--rm", "--name", name, "--network", "none", "--read-only", "--cap-drop", "ALL"]
     argv += ["--label", f"{LABEL}.kind=verify", "--security-opt", "no-new-privileges", "--user", f"{uid}:{uid}"]
     argv += [
         "--tmpfs",
@@ -65,19 +68,26 @@ def inside(built: Built, device: str | None = None, options: Sequence[str] = ())
     image = find_image(built.id)
     for arch in image.labels.get(f"{LABEL}.cuda-archs", "").split() if image else []:
         argv += ["--cuda-arch", arch]
-    findings = []
     with Popen(argv, stdin=DEVNULL, stdout=PIPE, stderr=PIPE, text=True) as process:
-        with stage(f"proving the image {built.name} from within, without a network") as update:
-            for line in process.stdout:
-                finding = Finding(**json.loads(line))
-                findings.append(finding)
-                update(f"{'✔' if finding.ok else '–' if finding.ok is None else '✘'} {finding.id}")
+        try:
+            findings = list(_shown(built.name, process.stdout))
+        except BaseException:  # the container does not end with the program that started it
+            run(["docker", "kill", name])
+            raise
         said = process.stderr.read().strip()
     if not findings:
         raise ImageProblem(
             f"verify could not be run in the image {built.reference}: {said[-500:] or 'it said nothing'}"
         )
     return findings
+
+
+def _shown(name: str, lines: Iterable[str]) -> Iterator[Finding]:
+    with stage(f"proving the image {name} from within, without a network") as update:
+        for line in lines:
+            finding = Finding(**json.loads(line))
+            update(f"{'✔' if finding.ok else '–' if finding.ok is None else '✘'} {finding.id}")
+            yield finding
 
 
 def layers(reference: str) -> list[Finding]:

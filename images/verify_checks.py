@@ -136,8 +136,15 @@ def user(options: argparse.Namespace) -> Iterator[Finding]:
     """The engine doesn't run as root, and can't change itself."""
     found = f"{os.getuid()}:{os.getgid()}"
     yield Finding("user", found == f"{options.uid}:{options.uid}", found, f"{options.uid}:{options.uid}")
-    writable = [str(path) for path in (Path(site()), Path(sys.executable).parent, HOME) if os.access(path, os.W_OK)]
+    writable = [str(path) for path in (Path(site()), Path(sys.executable).parent, HOME) if may_write(path)]
     yield Finding("own files", not writable, ", ".join(writable) or "not writable", "not writable by the engine's user")
+
+
+def may_write(path: Path) -> bool:
+    """Whether this user's rights let it write there: asked of the mode, since verify's root is mounted read-only."""
+    status = path.stat()
+    owner, group = status.st_uid == os.getuid(), status.st_gid in {os.getgid(), *os.getgroups()}
+    return bool(status.st_mode & ((0o200 * owner) | (0o020 * group) | 0o002))
 
 
 def caches(options: argparse.Namespace) -> Iterator[Finding]:

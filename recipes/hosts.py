@@ -24,7 +24,10 @@ MARKS = {True: "✔", False: "✘", None: "–"}
 
 @dataclass
 class Host:
-    """What a playbook said of one host. `problem` is why it ended early; `changed` names what it changed."""
+    """What a playbook said of one host. `problem` is why it ended early; `changed` names what it changed.
+
+    `facts` are machine_facts', `wanted` how the inventory wants it to serve (facts.yml).
+    """
 
     name: str
     reached: bool = True
@@ -33,6 +36,8 @@ class Host:
     diffs: list[str] = field(default_factory=list)
     kind: str | None = None
     findings: list[dict] = field(default_factory=list)
+    facts: dict | None = None
+    wanted: dict | None = None
 
     @property
     def wrong(self) -> list[dict]:
@@ -68,7 +73,16 @@ def provision(hosts: str, inventory: str | None, settings: Sequence[str], check:
     Returns 0 where every host was provisioned, 1 where one was not. What provisioning can't mend is listed.
     """
     doing = "Checking what would change" if check else "Provisioning the hosts"
-    made = run_playbook("site.yml", hosts, inventory, settings, doing, ["--diff", *(["--check"] if check else [])])
+    return report(run_playbook("site.yml", hosts, inventory, settings, doing, changing(check)), check, as_json)
+
+
+def changing(check: bool) -> list[str]:
+    """Ansible's options where something is changed, or with `check` would be."""
+    return ["--diff", *(["--check"] if check else [])]
+
+
+def report(made: Sequence[Host], check: bool, as_json: bool) -> int:
+    """Print what was changed on each host, or with `check` would be; returns 1 where one failed, else 0."""
     code = 1 if any(host.problem for host in made) else 0
     if as_json:
         emit_json({"exit": code, "check": check, "hosts": {host.name: host.as_json() for host in made}})
@@ -93,14 +107,17 @@ def run_playbook(
     settings: Sequence[str],
     description: str,
     options: Sequence[str] = (),
+    more: Path | None = None,
 ) -> list[Host]:
     """Run a playbook of ansible/ and return what it said of every host.
 
     `hosts` are names or groups of the inventory, separated by commas, or without one names that ssh knows; empty
-    means all of the inventory, and without one this machine. Raises UsageProblem where no host is named so, and
+    means all of the inventory, and without one this machine. `more` is an inventory of ours with variables for the
+    same hosts. Raises UsageProblem where no host is named so, and
     Problem where Ansible itself failed.
     """
     argv = [sys.executable, "-m", "ansible", "playbook", playbook, *_where(hosts, inventory), *options]
+    argv += ["--inventory", str(more)] if more else []
     for setting in settings or ():
         argv += ["--extra-vars", _setting(setting)]
     with tempfile.TemporaryDirectory(prefix="station-recipes-ansible-") as folder:
@@ -190,6 +207,8 @@ def _note_result(host: Host, event: str, task: str, result: dict) -> None:
     facts = result.get("ansible_facts") or {}
     host.kind = facts.get("preflight_kind", host.kind)
     host.findings = facts.get("preflight_findings", host.findings)
+    host.facts = facts.get("station", host.facts)
+    host.wanted = facts.get("station_wanted", host.wanted)
     if event == "v2_runner_on_ok" and result.get("changed"):
         host.changed.append(task.replace(" : ", ": "))
         host.diffs += _diffs(result.get("diff"))

@@ -1,10 +1,12 @@
 """Room recipes: the docker run: a spec started as a container through the Docker SDK, here or over ssh://."""
 
 import os
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import docker
 from docker.errors import APIError, DockerException, ImageNotFound, NotFound
@@ -33,7 +35,8 @@ from recipes.spec import CACHE_IN_CONTAINER, FIXED_ENV, Container, ServingSpec
 
 KIND = f"{LABEL}.kind"
 SECOND_NS = 1_000_000_000
-STOP_MARGIN_S = 5
+STOP_MARGIN_S = 20  # for `docker stop` and `docker rm`, after the engine's own time is over
+ATTACH = Path(__file__).with_name("attach.py")
 PASSED = ("DOCKER_HOST", "DOCKER_CONFIG", "DOCKER_CONTEXT", "DOCKER_CERT_PATH", "DOCKER_TLS_VERIFY", "SSH_AUTH_SOCK")
 # Run inside the container: does one of its processes hold the socket that listens on the port? The network is the
 # host's, the processes are only its own.
@@ -105,11 +108,8 @@ def serve(spec: ServingSpec, box: Container, log: Path, progress: Progress = lam
 
 @contextmanager
 def attached(container: DockerContainer, log: Path, stop_timeout_s: int) -> Iterator[Supervised]:
-    """Start a created container and follow its output; it is stopped afterwards, even if we are killed.
-
-    `docker start --attach` hands signals on to the container, and the supervisor sends them however we end.
-    """
-    argv = ["docker", "start", "--attach", container.id]
+    """Start a created container and follow its output; it is stopped afterwards, however we end (see attach.py)."""
+    argv = [sys.executable, "-S", str(ATTACH), str(stop_timeout_s), container.id]
     environ = {**base_environment(), **{name: os.environ[name] for name in PASSED if name in os.environ}}
     with supervised(argv, environ, log, stop_timeout_s + STOP_MARGIN_S) as process:
         yield process
@@ -244,11 +244,15 @@ def remove(container: DockerContainer) -> None:
 
 def owns_port(container: DockerContainer, port: int) -> bool:
     """Whether a process of the container listens on the port: the network is shared with the host."""
-    try:
-        code, _ = container.exec_run(["python3", "-IS", "-c", OWNS.replace("PORT", str(port))])
-    except DockerException:
-        return False
-    return code == 0
+    return run_inside(container, "python3", "-IS", "-c", OWNS.replace("PORT", str(port))).returncode == 0
+
+
+def run_inside(container: DockerContainer, *argv: str) -> CompletedProcess:
+    """Run a program in a running container, by Docker's command line.
+
+    The SDK's exec over ssh:// ends with a broken pipe where the engine closes the stream first (Docker 26).
+    """
+    return run(["docker", "exec", container.id, *argv])
 
 
 def live_state(container: DockerContainer) -> tuple[list[str], dict[str, str]]:

@@ -29,8 +29,9 @@ Progress = Callable[[str], None]
 class Server:
     """A ready server of ours: it has answered a real completion under the right model name.
 
-    `argv` and `env` are the live ones, read from the running process; `boot_s` is start to ready; `processes`
-    gives the pids of all it consists of now, on this machine; `image` is the id of the image its container has.
+    `argv` and `env` are the live ones, read from the running process; `boot_s` is start to ready, None for one that
+    ran already (`since` is its start, in UTC); `processes` gives the pids of all it consists of now, on this machine;
+    `image` is the id of the image its container has.
     """
 
     url: str
@@ -38,10 +39,11 @@ class Server:
     log: Path
     argv: list[str]
     env: dict[str, str]
-    boot_s: float
+    boot_s: float | None
     alive: Callable[[], bool]
     processes: Callable[[], list[int]] = list
     image: str | None = None
+    since: str | None = None
 
 
 def environment(spec: ServingSpec) -> dict[str, str]:

@@ -49,13 +49,14 @@ def inspected(container: str) -> dict:
     return {"config": config, "host": host, "path": data["Path"], "args": data["Args"]}
 
 
-def test_the_sdk_starts_what_the_rendered_script_says(plan):
-    script = render("docker", plan.spec, plan.box).replace("exec docker run", "exec docker create")
+def test_the_sdk_starts_what_the_rendered_script_says(plan, tmp_path):
+    box = replace(plan.box, cache=tmp_path)  # a rendered file names a folder; a run of ours has a volume
+    script = render("docker", plan.spec, box).replace("exec docker run", "exec docker create")
     rendered = subprocess.run(["sh"], input=script, capture_output=True, text=True, check=True).stdout.strip()
     by_script = inspected(rendered)
     docker("rm", rendered)
     with closing(connect()) as client:
-        container = create(client, plan.spec, plan.box, "server")
+        container = create(client, plan.spec, box, "server")
         by_sdk = inspected(container.id)
         remove(container)
     by_script["host"].pop("AutoRemove", None)  # the script's --rm; the SDK's run reads the exit state first

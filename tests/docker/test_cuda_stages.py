@@ -86,8 +86,8 @@ int devices(void) { int n; return cuInit(0) + cudaGetDeviceCount(&n); }
 
 
 def test_the_toolkit_made_of_wheels_links_where_no_driver_is(engine_stage):
-    link = "cc -shared -fPIC -Wl,-z,defs -x c - -o /tmp/f.so -I$CUDA/include -L$CUDA/lib64 {} -lcudart -lcuda"
-    link = "CUDA=/opt/engine/cuda; " + link + "; readelf -d /tmp/f.so"
+    link = "cc -shared -fPIC -Wl,-z,defs -x c - -o /f.so -I$CUDA/include -L$CUDA/lib64 {} -lcudart -lcuda"
+    link = "CUDA=/opt/engine/cuda; " + link + "; readelf -d /f.so"
     linked = inside(engine_stage, link.format("-L$CUDA/lib64/stubs"), PROGRAM)
     assert linked.returncode == 0, linked.stderr
     assert "[libcuda.so.1]" in linked.stdout and "[libcudart.so.13]" in linked.stdout

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from bench.analyse import analyse_window
-from bench.attribution import Factors, attribute, claimed_factors, mean_running
-from bench.counters import Series
+from bench.attribution import Factors, attribute, claimed_factors
 from bench.evidence import read_evidence
 from bench.verdict import judge
 from tests.runs import GOOD_GPU, closed_loop, counters, recipe, telemetry, write_run
@@ -101,16 +100,6 @@ def test_synthetic_acceptance_is_one_plus_the_rates_and_no_draft_is_one():
     flags = {"speculative-config": {"synthetic_acceptance_rates": [0.8, 0.55, 0.35]}}
     synthetic = recipe(engine={"image": "cuda", "version": "0.32.0", "flags": flags})
     assert claimed_factors(synthetic, 100).acceptance == pytest.approx(2.7)
-
-
-def test_the_engine_s_own_running_requests_count_inside_the_steady_window_only():
-    result = analyse_window(closed_loop(8, 800, 32, 0.01), 8)
-    times = np.arange(995.0, 1045.0)
-    inside = (times >= result.bounds[0]) & (times <= result.bounds[1])
-    series = Series(times, {"running": np.where(inside, 6.0, 0.0)})
-    assert mean_running(series, result) == 6
-    assert mean_running(Series(times[:3], {"running": np.ones(3)}), result) is None
-    assert mean_running(None, result) is None
 
 
 def test_a_gpu_s_memory_clocks_power_and_throttling_stand_in_the_verdict_and_beside_the_step(tmp_path: Path):

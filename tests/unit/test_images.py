@@ -195,6 +195,13 @@ def test_a_secret_is_known_by_its_kind(text, kind):
     assert kinds(text.encode()) == [kind]
 
 
+def test_a_file_s_hash_in_a_package_s_record_is_no_key_even_if_it_begins_like_one():
+    """Seen: one of the 7,304 hashes of a package began with `sk-`."""
+    value = "sk-" + "e5nEBSDO" * 5
+    assert kinds(f"view.h,sha256={value},9569\n".encode()) == []
+    assert kinds(f"KEY={value}\n".encode()) == ["an API key"]
+
+
 @pytest.mark.parametrize("text", ["hf_xxx", "https://user:pass@host.example", "AKIAIOSFODNN7EXAMPLE", "http://a:80/b"])
 def test_a_placeholder_is_no_secret(text):
     assert kinds(text.encode()) == []

@@ -1,0 +1,209 @@
+"""The whole story: a fresh machine, provisioned, serves a recipe in a container with the GPU, up to the verdict.
+
+One machine for all of it, in the order of this file: each test goes on where the one before ended.
+"""
+
+import json
+import os
+import subprocess
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.docker.conftest import build
+from tests.host.conftest import ROOT, Archive, Front, give_gpu
+from tests.host.fake_gpu import UUID
+from tests.host.machine import Machine
+
+BASE, MTP1 = "station-recipes-micro_base", "station-recipes-micro_mtp1"
+URL = "http://127.0.0.1:8000"
+DEVICE = f"nvidia.com/gpu={UUID}"
+# Streams that never leave the server without a request, until a file says so; then what each answer was.
+LOAD = """
+import json, pathlib, sys, threading, urllib.request
+answers = []
+def ask(first):
+    length = first
+    while not pathlib.Path("/run/enough").exists():
+        body = {"model": "micro", "prompt": "1", "max_tokens": length, "temperature": 0, "ignore_eos": True}
+        asked = urllib.request.Request("URL/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"})
+        with urllib.request.urlopen(asked, timeout=300) as answer:
+            answers.append([length, json.load(answer)["usage"]["completion_tokens"]])
+        length = 400
+streams = [threading.Thread(target=ask, args=(100 * (number + 1),)) for number in range(3)]
+[stream.start() for stream in streams]
+[stream.join() for stream in streams]
+print(json.dumps(answers))
+""".replace("URL", URL)
+
+
+@dataclass(frozen=True)
+class Served:
+    """A machine that was provisioned from nothing and then told to serve, and the image it got."""
+
+    machine: Machine
+    image: str
+
+    def started(self, name: str) -> str:
+        """When the service's process started, and the container's id: neither may change."""
+        told = self.machine.run("systemctl", "show", "--property=ExecMainStartTimestampMonotonic,MainPID", name).stdout
+        return told + self.machine.run("docker", "ps", "--no-trunc", "--quiet", "--filter", f"name={name}").stdout
+
+    def active(self, name: str) -> bool:
+        return self.machine.run("systemctl", "is-active", name, check=False).stdout.strip() == "active"
+
+    def kept(self) -> dict:
+        return json.loads(self.machine.read("/var/lib/station-recipes/serving/services.json"))
+
+
+@pytest.fixture(scope="module")
+def serve(front: Front):
+    """serve(machine, "micro/base", image, …) → what provision said; the container gets the GPU, though its engine needs none."""
+
+    def run(machine: Machine, recipe: str, image: str, *options: str, **variables: object):
+        arguments = ("--recipe", recipe, "--image", image, *options)
+        return front("provision", machine, *arguments, station_device=DEVICE, **variables)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def story(base: Path, archive: Archive, front: Front, serve) -> Iterator[Served]:
+    """Tell the story up to where the recipe is served."""
+    image = build().id
+    with Machine("story", [base]) as machine:
+        give_gpu(machine, archive)
+        said = front("provision", machine)
+        assert said.code == 0, said.host["problem"]
+        missing = serve(machine, "micro/base", image)
+        assert missing.code == 1
+        assert "is not in this host's Docker engine" in missing.host["problem"]
+        there = f"unix://{machine.root}/run/docker.sock"
+        with subprocess.Popen(["docker", "save", image], stdout=subprocess.PIPE) as saved:
+            subprocess.run(["docker", "-H", there, "load"], stdin=saved.stdout, check=True, capture_output=True)
+        foretold = serve(machine, "micro/base", image, "--check")
+        assert foretold.code == 0, foretold.host["problem"]
+        assert any("would be started" in task or "Say what a check" in task for task in foretold.host["changed"])
+        assert not (machine.upper / f"etc/systemd/system/{BASE}.service").exists()
+        said = serve(machine, "micro/base", image)
+        assert said.code == 0, said.host["problem"]
+        yield Served(machine, image)
+
+
+@pytest.fixture
+def by_ssh(story: Served, tmp_path: Path) -> dict[str, str]:
+    """An environment whose ssh reaches the machine as `story`, through a pipe into a real sshd of it."""
+    key = tmp_path / "key"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
+    story.machine.write("/run/keys", key.with_suffix(".pub").read_text(), 0o600)
+    story.machine.run("sh", "-c", "mkdir -p /run/sshd && ssh-keygen -A")
+    way = f"nsenter --target={story.machine.pid} --all /usr/sbin/sshd -i -o AuthorizedKeysFile=/run/keys -o StrictModes=no"
+    config = tmp_path / "config"
+    config.write_text(
+        f"Host story\n  User root\n  IdentityFile {key}\n  ProxyCommand {way}\n  StrictHostKeyChecking no\n"
+        "  UserKnownHostsFile /dev/null\n  LogLevel ERROR\n"
+    )
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/ssh").write_text(f'#!/bin/sh\nexec /usr/bin/ssh -F {config} "$@"\n')
+    (tmp_path / "bin/ssh").chmod(0o755)
+    return {**os.environ, "PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
+
+
+def test_a_fresh_machine_serves_the_recipe_with_its_gpu_and_reproduces_the_claims_and_is_then_left_alone(
+    story: Served, serve, by_ssh: dict[str, str], tmp_path: Path
+):
+    inside = story.machine.run
+    assert story.active(BASE)
+    # Told by the machine itself, by no part of ours.
+    seen = json.loads(inside("docker", "inspect", BASE).stdout)[0]
+    assert seen["Image"] == story.image
+    assert seen["Config"]["User"] == "1000:1000"
+    assert inside("docker", "exec", BASE, "printenv", "FAKE_GPU").stdout.strip() == "1"
+    assert UUID in inside("docker", "exec", BASE, "nvidia-smi", "-L").stdout
+    assert {line.split()[3] for line in inside("ss", "-Hltn").stdout.splitlines()} == {"127.0.0.1:8000"}
+    assert inside("stat", "-c", "%u", "/var/lib/station-recipes/cache").stdout.strip() == "1000"
+    assert inside("systemctl", "is-enabled", BASE).stdout.strip() == "enabled"
+    before = story.started(BASE)
+
+    # A network of its own: the only way from here to the machine is ssh.
+    argv = ["unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$0" "$@"', str(ROOT / "inv"), "bench"]
+    argv += ["--recipe", "micro/base", "--host", "story", "--out", str(tmp_path / "runs"), "--json"]
+    measured = subprocess.run(argv, capture_output=True, text=True, check=False, env=by_ssh)
+    assert measured.returncode == 0, measured.stdout + measured.stderr
+    verdict = json.loads(measured.stdout)
+    assert verdict["state"] == "REPRODUCED"
+    passed = {guard["id"] for guard in verdict["guards"] if guard["ok"]}
+    assert {"live_argv", "live_env", "image_digest", "same_server", "finished", "quality_complete"} <= passed
+
+    again = serve(story.machine, "micro/base", story.image)
+    assert (again.code, again.host["changed"]) == (0, []), again.host
+    assert again.duration_s < 60
+    check = serve(story.machine, "micro/base", story.image, "--check")
+    assert (check.code, check.host["changed"]) == (0, []), check.host
+    assert story.started(BASE) == before
+
+
+def test_a_service_with_other_weights_or_none_is_not_measured(story: Served, by_ssh: dict[str, str], tmp_path: Path):
+    def bench(recipe: str) -> str:
+        argv = ["unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$0" "$@"', str(ROOT / "inv"), "bench"]
+        argv += ["--recipe", recipe, "--host", "story", "--out", str(tmp_path / "runs")]
+        done = subprocess.run(argv, capture_output=True, text=True, check=False, env=by_ssh)
+        assert done.returncode != 0
+        return done.stdout + done.stderr
+
+    assert "no service of micro/mtp1 runs there" in bench("micro/mtp1")
+    folder = story.kept()["current"]["model_path"]
+    story.machine.run("sh", "-c", 'cp "$0/config.json" /run/kept && echo " " >>"$0/config.json"', folder)
+    try:
+        assert "the service's model is another: config.json differ" in bench("micro/base")
+    finally:
+        story.machine.run("cp", "/run/kept", f"{folder}/config.json")
+
+
+def test_a_changed_recipe_waits_for_the_requests_in_flight_and_cuts_off_none(story: Served, serve):
+    machine, before = story.machine, story.started(BASE)
+    load = ["nsenter", f"--target={machine.pid}", "--all", "--wd=/", "python3", "-c", LOAD]
+    with subprocess.Popen(load, stdout=subprocess.PIPE, text=True) as streams:
+        refused = serve(machine, "micro/mtp1", story.image, serving_drain_s=1)
+        assert refused.code == 1
+        assert "requests are in flight. It serves on, nothing was changed" in refused.host["problem"]
+        assert story.started(BASE) == before
+        enough = threading.Timer(30, machine.write, ("/run/enough", ""))
+        enough.start()
+        said = serve(machine, "micro/mtp1", story.image, serving_drain_s=300)
+        enough.join()
+        answers = json.loads(streams.communicate(timeout=300)[0])
+    assert said.code == 0, said.host["problem"]
+    assert answers
+    assert all(wanted == got for wanted, got in answers)
+    assert story.active(MTP1)
+    assert not story.active(BASE)
+    assert not (machine.upper / f"etc/systemd/system/multi-user.target.wants/{BASE}.service").is_symlink()
+    kept = story.kept()
+    assert (kept["current"]["recipe"], kept["previous"]["recipe"]) == ("micro/mtp1", "micro/base")
+
+
+def test_one_command_brings_back_the_service_before_with_its_lock(story: Served, front: Front):
+    before = story.kept()
+    said = front("provision", story.machine, "--rollback")
+    assert said.code == 0, said.host["problem"]
+    assert story.active(BASE)
+    assert not story.active(MTP1)
+    assert story.machine.read(f"/etc/systemd/system/{BASE}.service") == before["previous"]["unit"]
+    assert story.kept() == {"current": before["previous"], "previous": before["current"]}
+    assert story.kept()["current"]["lock"]["recipe"]["id"] == "micro/base"
+
+
+def test_a_changed_unit_of_the_same_name_is_not_read_under_containers_of_others(story: Served, serve):
+    machine, before = story.machine, story.started(BASE)
+    machine.run("docker", "run", "-d", "--rm", "--name", "theirs", "--entrypoint", "sleep", story.image, "600")
+    try:
+        said = serve(machine, "micro/base", story.image, station_cache="/var/lib/station-recipes/other")
+        assert said.code == 1
+        assert "a running container can lose its GPU by that: theirs" in said.host["problem"]
+        assert story.started(BASE) == before
+    finally:
+        machine.run("docker", "rm", "--force", "theirs")
