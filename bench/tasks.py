@@ -5,9 +5,9 @@ from pathlib import Path
 from invoke import Exit, task
 
 from images.errors import UsageProblem
+from recipes.tasks import RECIPE
 
 RUNS = str(Path(__file__).resolve().parent.parent / ".runs")
-RECIPE = "recipe id or family, such as micro/mtp1; `./inv list` shows them"
 
 
 def finish(run: Path, as_json: bool) -> None:

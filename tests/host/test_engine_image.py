@@ -108,7 +108,7 @@ def test_an_archive_is_foretold_loaded_whole_and_not_touched_again(machine: Mach
 
 
 def test_an_archive_that_docker_saved_is_loaded_too(machine: Machine, saved: Saved, bring):
-    machine.run("sh", "-c", "mkdir -p /tmp/t && echo 1 >/tmp/t/one && tar -C /tmp/t -c . | docker import - kept:1")
+    machine.run("sh", "-c", "mkdir -p /srv/t && echo 1 >/srv/t/one && tar -C /srv/t -c . | docker import - kept:1")
     there = machine.run("docker", "image", "inspect", "--format", "{{.Id}}", "kept:1").stdout.strip()
     machine.run("sh", "-c", "docker save kept:1 -o /srv/kept.tar && docker image rm kept:1")
     digest = machine.run("sha256sum", "/srv/kept.tar").stdout.split()[0]

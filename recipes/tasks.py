@@ -1,0 +1,138 @@
+"""Room recipes: the tasks about recipes, locks and engine images: each parses, calls, prints, exits."""
+
+from pathlib import Path
+
+from invoke import Exit, task
+
+from images.errors import UsageProblem
+
+RECIPE = "recipe id or family, such as micro/mtp1; `./inv list` shows them"
+CACHE = "/var/lib/station-recipes/cache"
+
+
+@task(
+    help={
+        "recipe": RECIPE,
+        "all": "every recipe in the library",
+        "schema": "write the JSON Schema of a recipe to recipes/recipe.schema.json, for editors",
+        "json": "print a list of findings",
+    }
+)
+def check(_c, recipe=None, all=False, schema=False, json=False):  # noqa: A002
+    """Validate recipes: schema, extends, declared deltas, engine traps; one recipe also against its engine."""
+    from recipes.check import check_recipes, write_schema
+
+    if schema:
+        write_schema()
+        return
+    if bool(recipe) == all:
+        raise UsageProblem("check needs either --recipe NAME or --all")
+    raise Exit(code=check_recipes(None if all else recipe, json))
+
+
+@task(
+    help={
+        "recipe": f"{RECIPE}: its engine's image, and its lock",
+        "image": "an image by name instead: a folder below images/",
+        "source": "pull (upstream's, by digest) or build (from pinned wheels); default: as image.yaml declares",
+        "base": "what it is built on, NAME@sha256:…; default: as image.yaml declares",
+        "platform": "linux/amd64 or linux/arm64: refused unless the Docker engine runs it",
+        "archs": "GPU architectures instead of the declared ones, separated by commas",
+        "again": "build although the same image is there",
+        "verify": "prove the image again although it was proved",
+        "lock": "write the recipe's lock (--no-lock: don't)",
+        "out": "file of the lock (default <family>-<rung>.lock.json)",
+        "json": "print JSON",
+    }
+)
+def build(
+    _c,
+    recipe=None,
+    image=None,
+    source=None,
+    base=None,
+    platform=None,
+    archs=None,
+    again=False,
+    verify=False,
+    lock=True,
+    out=None,
+    json=False,
+):
+    """Bring a recipe's engine image into the Docker engine, prove it, and lock the recipe to it."""
+    from recipes.engine_image import build_engine, order_for, parse_archs
+
+    options = {"source": source, "base": base, "platform": platform, "cuda_archs": parse_archs(archs), "again": again}
+    order = order_for(recipe, image, **options)
+    build_engine(order, recipe, Path(out) if out else None, verify, lock, json)
+
+
+@task(
+    iterable=["image"],
+    help={
+        "recipe": f"{RECIPE}",
+        "image": "PLATFORM=NAME@sha256:…, once a platform; recipes that run in a container need one",
+        "model-revision": "the full commit of the model's repository, confirmed by you",
+        "out": "file to write (default <family>-<rung>.lock.json)",
+        "check": "a lock file: say what would differ here, and end with 5 if anything does",
+    },
+)
+def lock(_c, recipe=None, image=None, model_revision=None, out=None, check=None):
+    """Write down everything that decides what a recipe runs, or check such a file against this machine."""
+    from recipes.check import check_lock, write_lock
+
+    if bool(recipe) == bool(check):
+        raise UsageProblem("lock needs either --recipe NAME or --check FILE")
+    if check:
+        raise Exit(code=check_lock(Path(check)))
+    write_lock(recipe, image, model_revision, Path(out) if out else None)
+
+
+@task(
+    help={
+        "recipe": RECIPE,
+        "lock-file": "a lock instead of a recipe: the same bytes everywhere, or what differs",
+        "target": "docker, compose or systemd",
+        "image": "the engine's image, NAME@sha256:…",
+        "device": "CDI name of the one GPU; default: the GPU of this machine that the recipe is made for",
+        "cache": "host folder for downloads and compiled kernels",
+        "out": "file to write (default: print)",
+    }
+)
+def render(_c, recipe=None, lock_file=None, target="docker", image=None, device=None, cache=CACHE, out=None):
+    """Write a recipe as a file another tool runs: a docker script, a compose file, a systemd unit."""
+    from recipes.check import render_lock, render_recipe
+
+    file = Path(out) if out else None
+    if lock_file and not recipe:
+        render_lock(Path(lock_file), target, image, device, Path(cache), file)
+    elif recipe and image and not lock_file:
+        render_recipe(recipe, target, image, device, Path(cache), file)
+    else:
+        raise UsageProblem("render needs --recipe NAME and --image NAME@sha256:…, or --lock-file FILE")
+
+
+@task(positional=["a", "b"], help={"a": "a recipe, a lock file or a run", "b": "another", "json": "print JSON"})
+def diff(_c, a, b, json=False):
+    """Say how two recipes, locks or runs differ, in terms of the engine's arguments and environment."""
+    from recipes.check import print_difference
+
+    print_difference(a, b, json)
+
+
+@task(help={"recipe": "a family, such as micro", "show": "print the ladder; nothing is run", "json": "print JSON"})
+def ladder(_c, recipe="", show=False, json=False):
+    """Show a family's ladder: each rung's change, the published figure and step, what could make it a no-op."""
+    from recipes.check import print_ladder
+
+    if not recipe or not show:
+        raise UsageProblem("ladder needs --recipe FAMILY --show; running a ladder isn't built yet")
+    print_ladder(recipe, json)
+
+
+@task(name="list", help={"json": "print JSON"})
+def list_(_c, json=False):
+    """List the recipes: what they change, whether they apply to this machine."""
+    from recipes.check import list_recipes
+
+    list_recipes(json)
