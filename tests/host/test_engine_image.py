@@ -108,7 +108,7 @@ def test_an_archive_is_foretold_loaded_whole_and_not_touched_again(machine: Mach
 
 
 def test_an_archive_that_docker_saved_is_loaded_too(machine: Machine, saved: Saved, bring):
-    machine.run("sh", "-c", "mkdir -p /tmp/t && echo 1 >/tmp/t/one && tar -C /tmp/t -c . | docker import - kept:1")
+    machine.run("sh", "-c", "mkdir -p /srv/t && echo 1 >/srv/t/one && tar -C /srv/t -c . | docker import - kept:1")
     there = machine.run("docker", "image", "inspect", "--format", "{{.Id}}", "kept:1").stdout.strip()
     machine.run("sh", "-c", "docker save kept:1 -o /srv/kept.tar && docker image rm kept:1")
     digest = machine.run("sha256sum", "/srv/kept.tar").stdout.split()[0]
@@ -146,7 +146,7 @@ def test_a_disk_without_room_for_it_is_told_before_anything_is_copied(machine: M
     refused = bring(**saved.variables(engine_image_need_gb=1_000_000))
     assert refused.code != 0
     assert "GB are free where the image goes; wanted 1000000" in refused.text
-    assert not (machine.upper / "var/lib/station-recipes/incoming").exists()
+    assert not (machine.upper / f"var/lib/station-recipes/incoming/{saved.sha256}.tar").exists()
 
 
 REGISTRY = """version: 0.1
@@ -164,7 +164,14 @@ def test_a_registry_s_image_comes_by_digest_from_the_first_mirror_that_has_it(
     within = ["nsenter", f"--net=/proc/{machine.pid}/ns/net"]
     with subprocess.Popen([*within, "docker-registry", "serve", str(config)], stderr=subprocess.DEVNULL) as registry:
         try:
-            copy = ["skopeo", "copy", "--dest-tls-verify=false", "--retry-times=10", f"oci-archive:{saved.file}"]
+            copy = [
+                "skopeo",
+                "copy",
+                "--dest-tls-verify=false",
+                "--retry-times=10",
+                "--preserve-digests",
+                f"oci-archive:{saved.file}",
+            ]
             subprocess.run([*within, *copy, "docker://127.0.0.1:5651/small:1"], check=True, capture_output=True)
             mirrors = ["127.0.0.1:5652/small", "127.0.0.1:5651/small"]
             about = {"engine_image_reference": f"127.0.0.1:5653/small@{saved.manifest}", "engine_image_platform": HERE}
