@@ -10,7 +10,7 @@ from bench.tasks import RECIPE, RUNS, export, finish, noise, verdict
 from images import tasks as image_tasks
 from images.errors import UsageProblem
 from images.front_door import open_door
-from recipes.tasks import build, check, diff, ladder, list_, lock, render
+from recipes.tasks import build, check, diff, doctor, ladder, list_, lock, provision, render
 
 ROOT = Path(__file__).resolve().parent
 RUNTIME = "process or docker; default: as the recipe says"
@@ -165,46 +165,6 @@ def _compare_quality(before: Path, after: Path, as_json: bool) -> None:
         emit_json({"before": str(before), "after": str(after), "paired": differences})
         return
     print_paired(first.recipe.id, second.recipe.id, differences, out())
-
-
-HOSTS = {
-    "host": "hosts or groups, separated by commas; default: all of --inventory, else this machine",
-    "inventory": "an Ansible inventory; ansible/inventory/ has examples",
-    "set": "NAME=VALUE, a variable of a role; may be repeated",
-    "json": "print JSON",
-}
-
-
-@task(help=HOSTS, iterable=["set"])
-def doctor(_c, host="", inventory=None, set=None, json=False):  # noqa: A002
-    """Look at hosts: every finding with found, wanted and remedy; changes nothing. 8 if something is wrong."""
-    from recipes.hosts import doctor
-
-    raise Exit(code=doctor(host, inventory, set, json))
-
-
-@task(
-    help={
-        **HOSTS,
-        "recipe": f"{RECIPE}: serve it there as a service of systemd",
-        "image": "NAME@sha256:…, an archive of image.save, or sha256:… of one the hosts have; default: as declared",
-        "rollback": "bring back the service before, unit and lock, and do nothing else",
-        "check": "say what would change, and change nothing",
-    },
-    iterable=["set"],
-)
-def provision(_c, host="", inventory=None, recipe=None, image=None, rollback=False, check=False, set=None, json=False):  # noqa: A002
-    """Bring hosts to where they can serve, and serve a recipe there. On DGX OS it installs no packages."""
-    from recipes.hosts import provision
-    from recipes.provision import provision_recipe, roll_back
-
-    if (rollback and recipe) or (image and not recipe):
-        raise UsageProblem("provision takes --recipe NAME (and with it --image), or --rollback, or neither")
-    if rollback:
-        raise Exit(code=roll_back(host, inventory, set, check, json))
-    if recipe:
-        raise Exit(code=provision_recipe(recipe, image, host, inventory, set, check, json))
-    raise Exit(code=provision(host, inventory, set, check, json))
 
 
 @task(

@@ -98,7 +98,8 @@ def _target(plan: Plan, folder: Path, boot: int, recorder: Recorder) -> Iterator
     log = folder / "server.log"
     try:
         with ExitStack() as stack:
-            with stage(f"boot {boot}: starting the engine") as update:
+            doing = "looking at the service" if plan.service else "starting the engine"
+            with stage(f"boot {boot}: {doing}") as update:
                 server = stack.enter_context(_serve(plan, log, update))
             _record_boot(plan, folder, boot, server, recorder)
             yield Target(server.url, server.served_name, server.alive, log, server.processes)

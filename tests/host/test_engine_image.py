@@ -146,7 +146,7 @@ def test_a_disk_without_room_for_it_is_told_before_anything_is_copied(machine: M
     refused = bring(**saved.variables(engine_image_need_gb=1_000_000))
     assert refused.code != 0
     assert "GB are free where the image goes; wanted 1000000" in refused.text
-    assert not (machine.upper / "var/lib/station-recipes/incoming").exists()
+    assert not (machine.upper / f"var/lib/station-recipes/incoming/{saved.sha256}.tar").exists()
 
 
 REGISTRY = """version: 0.1
@@ -164,7 +164,14 @@ def test_a_registry_s_image_comes_by_digest_from_the_first_mirror_that_has_it(
     within = ["nsenter", f"--net=/proc/{machine.pid}/ns/net"]
     with subprocess.Popen([*within, "docker-registry", "serve", str(config)], stderr=subprocess.DEVNULL) as registry:
         try:
-            copy = ["skopeo", "copy", "--dest-tls-verify=false", "--retry-times=10", f"oci-archive:{saved.file}"]
+            copy = [
+                "skopeo",
+                "copy",
+                "--dest-tls-verify=false",
+                "--retry-times=10",
+                "--preserve-digests",
+                f"oci-archive:{saved.file}",
+            ]
             subprocess.run([*within, *copy, "docker://127.0.0.1:5651/small:1"], check=True, capture_output=True)
             mirrors = ["127.0.0.1:5652/small", "127.0.0.1:5651/small"]
             about = {"engine_image_reference": f"127.0.0.1:5653/small@{saved.manifest}", "engine_image_platform": HERE}
