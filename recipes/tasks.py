@@ -40,6 +40,7 @@ def check(_c, recipe=None, all=False, schema=False, json=False):  # noqa: A002
         "archs": "GPU architectures instead of the declared ones, separated by commas",
         "again": "build although the same image is there",
         "verify": "prove the image again although it was proved",
+        "proof": "prove the image before it is used (--no-proof: not now)",
         "lock": "write the recipe's lock (--no-lock: don't)",
         "out": "file of the lock (default <family>-<rung>.lock.json)",
         "json": "print JSON",
@@ -55,6 +56,7 @@ def build(
     archs=None,
     again=False,
     verify=False,
+    proof=True,
     lock=True,
     out=None,
     json=False,
@@ -64,7 +66,8 @@ def build(
 
     options = {"source": source, "base": base, "platform": platform, "cuda_archs": parse_archs(archs), "again": again}
     order = order_for(recipe, image, **options)
-    build_engine(order, recipe, Path(out) if out else None, verify, lock, json)
+    prove = "not" if not proof else "again" if verify else "once"
+    build_engine(order, recipe, Path(out) if out else None, prove, lock, json)
 
 
 @task(

@@ -5,7 +5,8 @@ import json
 
 import pytest
 
-from images.build import Built, Order, build_image
+from images.build import MAY_DIFFER, Built, Order, build_image
+from images.differences import differences
 from images.secrets import secrets_in
 from images.verify import ImageProblem, inside, layers, verify_image
 from tests.docker.conftest import build, docker, inv
@@ -108,3 +109,16 @@ def test_a_base_by_tag_is_refused_with_the_way_to_its_digest():
     answer = inv("build", "--image", "cpu", "--base", "debian:bookworm")
     assert answer.returncode == 2
     assert "A tag can be moved to another image" in answer.stderr and "RepoDigests" in answer.stderr
+
+
+def test_two_builds_from_the_same_pins_differ_in_no_file_but_bytecode(cpu_image):
+    """Bytecode holds reference flags that depend on what else the compiling process had in hand."""
+    tag = f"station-recipes/cpu:{cpu_image.data['identity']}"
+    second = build("--again", "--no-proof")
+    try:
+        assert second.id != cpu_image.id
+        found = differences(cpu_image.id, second.id, MAY_DIFFER)
+        assert found.equal, found.as_json()
+    finally:
+        docker("tag", cpu_image.id, tag)
+        docker("image", "rm", "--force", second.id)
