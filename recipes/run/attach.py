@@ -23,7 +23,7 @@ def main() -> int:
         raise Ending
 
     signal.signal(signal.SIGTERM, end)
-    follower = subprocess.Popen(["docker", "start", "--attach", "--sig-proxy=false", container])
+    follower = subprocess.Popen(["docker", "start", "--attach", container])
     try:
         return follower.wait()
     except Ending:
