@@ -105,7 +105,7 @@ def ensure_engine(name: str) -> Engine:
     if found:
         return found
     home = engine_home(name)
-    with _build_lock(home):
+    with build_lock(home):
         if not find_engine(name):  # another run may have built it while we waited
             _check_disk(name, home.parent)
             _build(name, home)
@@ -121,7 +121,11 @@ def _installable(name: str) -> bool:
 
 
 @contextmanager
-def _build_lock(home: Path) -> Iterator[None]:
+def build_lock(home: Path) -> Iterator[None]:
+    """Hold the lock beside `home` for a `with` block; waits, and says so, while another run holds it.
+
+    Raises EngineProblem when the cache can't be written.
+    """
     try:
         home.parent.mkdir(parents=True, exist_ok=True)
         lock = home.with_suffix(".lock").open("w")

@@ -17,7 +17,7 @@ from subprocess import run as run_process
 from images.command import tail
 from images.console import stage
 from images.declaration import IMAGES, Wheel
-from images.engine import torch_source
+from images.engine import build_lock, torch_source
 from images.errors import EngineProblem
 from images.index import cache_root, uv_command, uv_environment
 from images.pins_file import Pin, pins_for, read_pins
@@ -54,17 +54,26 @@ def ensure_wheels(
     pins = pins_for(IMAGES / image / "pins.txt", platform, python)
     if engine:
         pins = [pin if pin.name != engine[0] else _replaced(pin, engine) for pin in pins]
-    house = Wheelhouse(_folder(pins, platform, python), tuple(pins), read_pins(CONTROL_PINS)["uv"])
-    if (house.folder / "complete").exists():
-        return house
+    installer = read_pins(CONTROL_PINS)["uv"]
+    house = Wheelhouse(_folder([*pins, installer], platform, python), tuple(pins), installer)
+    if not (house.folder / "complete").exists():
+        with build_lock(house.folder):
+            if not (house.folder / "complete").exists():  # another run may have filled it while we waited
+                _fill(house, platform, python, _extra_index(requires), engine)
+    return house
+
+
+def _fill(
+    house: Wheelhouse, platform: str, python: str, extra: list[str], engine: tuple[str, str, Wheel] | None
+) -> None:
+    """Download every wheel of a house; it appears whole, under its name, or not at all."""
     partial = house.folder.with_name(f"{house.folder.name}.partial")
     try:
         partial.mkdir(parents=True, exist_ok=True)
-        outside = [engine[2]] if engine else []
-        inside = [pin for pin in [*pins, house.installer] if not engine or pin.name != engine[0]]
-        _download(inside, platform, python, partial, _extra_index(requires))
-        for wheel in outside:
-            fetch_wheel(wheel, partial)
+        inside = [pin for pin in [*house.pins, house.installer] if not engine or pin.name != engine[0]]
+        _download(inside, platform, python, partial, extra)
+        if engine:
+            fetch_wheel(engine[2], partial)
         shutil.rmtree(house.folder, ignore_errors=True)
         (partial / "complete").write_text("")
         partial.rename(house.folder)
@@ -72,7 +81,6 @@ def ensure_wheels(
         raise EngineProblem(
             f"the wheels can't be kept in {partial}: {error.strerror}. Free some space and run again."
         ) from error
-    return house
 
 
 def _replaced(pin: Pin, engine: tuple[str, str, Wheel]) -> Pin:
