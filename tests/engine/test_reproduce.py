@@ -2,13 +2,16 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
+import httpx
 import pytest
 
 from bench.runfolder import seal_faults
@@ -80,7 +83,8 @@ class Reproduction:
         self.err = out / "stderr"
         self.out = out
         with self.err.open("w") as err, (out / "stdout").open("w") as stdout:
-            argv = [str(ROOT / "inv"), "reproduce", "--out", str(out / "runs"), "--port", str(free_port())]
+            self.port = free_port()
+            argv = [str(ROOT / "inv"), "reproduce", "--out", str(out / "runs"), "--port", str(self.port)]
             self.process = subprocess.Popen(argv, stdout=stdout, stderr=err)
         self.seen: set[int] = set()
 
@@ -92,13 +96,21 @@ class Reproduction:
             time.sleep(0.2)
 
     def wait_running(self) -> None:
-        """Until requests are in flight: the load client has been at work for a moment."""
+        """Until the window's requests are in flight, as the server counts them."""
         self.wait_for("window 1, ")
-        deadline = time.monotonic() + 60
-        while not any("bench" in command(pid) for pid in self.descendants()) and time.monotonic() < deadline:
+        deadline = time.monotonic() + 180
+        while self.in_flight() < 8:
+            assert time.monotonic() < deadline, self.err.read_text()
             time.sleep(0.2)
-        time.sleep(20)
+        time.sleep(1)
         self.seen = set(self.descendants())
+
+    def in_flight(self) -> float:
+        with suppress(httpx.HTTPError):
+            text = httpx.get(f"http://127.0.0.1:{self.port}/metrics", timeout=5).text
+            found = re.search(r"^vllm:num_requests_running\S* (\S+)$", text, re.M)
+            return float(found[1]) if found else 0
+        return 0
 
     def descendants(self) -> list[int]:
         return descendants_of(self.process.pid)
