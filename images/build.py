@@ -10,7 +10,7 @@ from images.base import BaseImage, ensure_base
 from images.command import run, run_shown, tail
 from images.context import context_identity, render_dockerfile, write_context
 from images.declaration import Build, Declaration, declaration
-from images.docker_engine import LABEL, DockerEngine, Image, docker_engine, find_image, labelled_image
+from images.docker_engine import LABEL, DockerEngine, Image, docker_engine, find_image
 from images.engine import build_lock, declared_patches
 from images.errors import EngineProblem, UsageProblem
 from images.index import cache_root
@@ -170,14 +170,14 @@ def _build(facts: Declaration, order: Order, engine: DockerEngine) -> Built:
     house = ensure_wheels(facts.name, engine.platform, base.python, facts.requires, outside)
     values = dockerfile_values(facts, build, order, engine, base, house)
     identity = context_identity(facts, house, render_dockerfile(facts.name, {**values, "identity": ""}), base.id)
+    tag = f"station-recipes/{facts.name}:{identity}"
     with build_lock(cache_root() / "images" / identity):  # two runs at once: one builds, the other finds it built
-        found = None if order.again else labelled_image(IDENTITY, identity)
-        if found:
+        found = None if order.again else find_image(tag)
+        if found and found.labels.get(IDENTITY) == identity:
             return _built(facts, "build", found, None, identity, engine_version(facts), fresh=False)
         _check_disk(build)
         values["labels"] = {**values["labels"], IDENTITY: identity}
         dockerfile = render_dockerfile(facts.name, {**values, "identity": identity})
-        tag = f"station-recipes/{facts.name}:{identity}"
         _docker_build(facts, house, dockerfile, identity, tag, bool(base.install), log)
         image = find_image(tag)
     if image is None:
