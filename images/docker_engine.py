@@ -133,12 +133,6 @@ def refuse_silent(said: str) -> None:
         raise DockerProblem(_why_silent("cannot connect"))
 
 
-def labelled_image(label: str, value: str) -> Image | None:
-    """The newest image that carries `label=value`."""
-    found = run(["docker", "images", "--no-trunc", "--quiet", "--filter", f"label={label}={value}"]).stdout.split()
-    return find_image(found[0]) if found else None
-
-
 def platform_here() -> str:
     """This machine's platform, such as linux/amd64."""
     return MACHINES.get(os.uname().machine, f"linux/{os.uname().machine}")
