@@ -62,6 +62,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         kind = item.path.relative_to(ROOT / "tests").parts[0]
         item.add_marker(kind)
+        if kind == "docker":  # the first one builds the image, with nothing cached
+            item.add_marker(pytest.mark.timeout(2400))
         if reasons.get(kind):
             item.add_marker(pytest.mark.skip(reason=f"{kind}: {reasons[kind]}"))
     items.sort(key=lambda item: ["unit", *LACKS].index(item.path.relative_to(ROOT / "tests").parts[0]))

@@ -34,7 +34,7 @@ def docker(*arguments: str, text: str | None = None) -> subprocess.CompletedProc
     return subprocess.run(["docker", *arguments], capture_output=True, text=True, input=text, check=False)
 
 
-def inv(*arguments: str, timeout: float = 900, **environ: str) -> subprocess.CompletedProcess:
+def inv(*arguments: str, timeout: float = 2300, **environ: str) -> subprocess.CompletedProcess:
     """Run the front door."""
     argv = [str(ROOT / "inv"), *arguments]
     env = {**os.environ, **environ}
