@@ -123,7 +123,9 @@ def test_a_fresh_machine_serves_the_recipe_with_its_gpu_and_reproduces_the_claim
     assert seen["Config"]["User"] == "1000:1000"
     assert "FAKE_GPU=1" in inside("docker", "exec", BASE, "cat", "/proc/1/environ").stdout
     assert UUID in inside("docker", "exec", BASE, "nvidia-smi", "-L").stdout
-    assert {line.split()[3] for line in inside("ss", "-Hltn").stdout.splitlines()} == {"127.0.0.1:8000"}
+    listening = {line.split()[3] for line in inside("ss", "-Hltn").stdout.splitlines()}
+    assert "127.0.0.1:8000" in listening
+    assert all(address.startswith("127.0.0.1:") for address in listening)
     assert inside("stat", "-c", "%u", "/var/lib/station-recipes/cache").stdout.strip() == "1000"
     assert inside("systemctl", "is-enabled", BASE).stdout.strip() == "enabled"
     before = story.started(BASE)
@@ -164,18 +166,19 @@ def test_a_service_with_other_weights_or_none_is_not_measured(story: Served, by_
 
 
 def test_a_changed_recipe_waits_for_the_requests_in_flight_and_cuts_off_none(story: Served, serve):
-    machine, before = story.machine, story.started(BASE)
+    machine = story.machine
     load = ["nsenter", f"--target={machine.pid}", "--all", "--wd=/", "python3", "-c", LOAD]
     with subprocess.Popen(load, stdout=subprocess.PIPE, text=True) as streams:
-        refused = serve(machine, "micro/mtp1", story.image, serving_drain_s=1)
-        assert refused.code == 1
-        assert "requests are in flight. It serves on, nothing was changed" in refused.host["problem"]
-        assert story.started(BASE) == before
-        enough = threading.Timer(30, machine.write, ("/run/enough", ""))
-        enough.start()
-        said = serve(machine, "micro/mtp1", story.image, serving_drain_s=300)
-        enough.join()
+        try:
+            refused = serve(machine, "micro/mtp1", story.image, serving_drain_s=1)
+            enough = threading.Timer(30, machine.write, ("/run/enough", ""))
+            enough.start()
+            said = serve(machine, "micro/mtp1", story.image, serving_drain_s=300)
+        finally:
+            machine.write("/run/enough", "")
         answers = json.loads(streams.communicate(timeout=300)[0])
+    assert refused.code == 1
+    assert "requests are in flight. It serves on, nothing was changed" in refused.host["problem"]
     assert said.code == 0, said.host["problem"]
     assert answers
     assert all(wanted == got for wanted, got in answers)
