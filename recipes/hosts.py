@@ -213,7 +213,8 @@ def _note_result(host: Host, event: str, task: str, result: dict) -> None:
         host.changed.append(task.replace(" : ", ": "))
         host.diffs += _diffs(result.get("diff"))
     if event in {"v2_runner_on_failed", "v2_runner_on_unreachable"} and not result.get("ignore_errors"):
-        said = str(result.get("msg") or result.get("stderr") or "failed without a word").strip()
+        items = [str(each.get("msg")) for each in result.get("results") or [] if each.get("failed") and each.get("msg")]
+        said = "; ".join(items) or str(result.get("msg") or result.get("stderr") or "failed without a word").strip()
         more = str(result.get("module_stderr") or "").strip()
         # Ansible wraps what a filter says in where it was called from.
         said = re.sub(r"^(?:Task failed: )?(?:.*The filter plugin '\w+' failed: )?", "", said, flags=re.DOTALL)

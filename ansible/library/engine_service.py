@@ -147,7 +147,7 @@ def stopped(name: str, url: str, drain_s: float, cut_off: bool, check: bool) -> 
                 break
             what = f"{left} requests are in flight" if left else f"{url}/metrics does not say how many are in flight"
             raise ServiceProblem(
-                f"{name}: after {drain_s:g} s {what}. It serves on, nothing was changed. Send requests elsewhere and "
+                f"{name}: after {drain_s:g} s {what}. It serves on, untouched. Send requests elsewhere and "
                 "run again, wait longer (serving_drain_s), or cut them off (serving_cut_off=true)"
             )
         time.sleep(POLL_S)

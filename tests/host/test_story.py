@@ -17,6 +17,7 @@ from tests.docker.conftest import build
 from tests.host.conftest import ROOT, Archive, Front, give_gpu
 from tests.host.fake_gpu import UUID
 from tests.host.machine import Machine
+from tests.host.test_provision import changed, not_listed
 
 BASE, MTP1 = "station-recipes-micro_base", "station-recipes-micro_mtp1"
 URL = "http://127.0.0.1:8000"
@@ -42,10 +43,11 @@ print(json.dumps(answers))
 
 @dataclass(frozen=True)
 class Served:
-    """A machine that was provisioned from nothing and then told to serve, and the image it got."""
+    """A machine that was provisioned from nothing and told to serve; the image it got, its files before all that."""
 
     machine: Machine
     image: str
+    fresh: dict[str, str]
 
     def started(self, name: str) -> str:
         """When the service's process started, and the container's id: neither may change."""
@@ -76,6 +78,7 @@ def story(base: Path, archive: Archive, front: Front, serve) -> Iterator[Served]
     image = build().id
     with Machine("story", [base]) as machine:
         give_gpu(machine, archive)
+        fresh = machine.state()
         said = front("provision", machine)
         assert said.code == 0, said.host["problem"]
         missing = serve(machine, "micro/base", image)
@@ -90,7 +93,7 @@ def story(base: Path, archive: Archive, front: Front, serve) -> Iterator[Served]
         assert not (machine.upper / f"etc/systemd/system/{BASE}.service").exists()
         said = serve(machine, "micro/base", image)
         assert said.code == 0, said.host["problem"]
-        yield Served(machine, image)
+        yield Served(machine, image, fresh)
 
 
 @pytest.fixture
@@ -125,9 +128,10 @@ def test_a_fresh_machine_serves_the_recipe_with_its_gpu_and_reproduces_the_claim
     assert UUID in inside("docker", "exec", BASE, "nvidia-smi", "-L").stdout
     listening = {line.split()[3] for line in inside("ss", "-Hltn").stdout.splitlines()}
     assert "127.0.0.1:8000" in listening
-    assert all(address.startswith("127.0.0.1:") for address in listening), "the engine's own ports too"
+    assert all(address.startswith("127.0.0.1:") for address in listening)
     assert inside("stat", "-c", "%u", "/var/lib/station-recipes/cache").stdout.strip() == "1000"
     assert inside("systemctl", "is-enabled", BASE).stdout.strip() == "enabled"
+    assert not_listed(story, changed(story.fresh, story.machine.state())) == set()
     before = story.started(BASE)
 
     # A network of its own: the only way from here to the machine is ssh.
@@ -166,18 +170,19 @@ def test_a_service_with_other_weights_or_none_is_not_measured(story: Served, by_
 
 
 def test_a_changed_recipe_waits_for_the_requests_in_flight_and_cuts_off_none(story: Served, serve):
-    machine, before = story.machine, story.started(BASE)
+    machine = story.machine
     load = ["nsenter", f"--target={machine.pid}", "--all", "--wd=/", "python3", "-c", LOAD]
     with subprocess.Popen(load, stdout=subprocess.PIPE, text=True) as streams:
-        refused = serve(machine, "micro/mtp1", story.image, serving_drain_s=1)
-        assert refused.code == 1
-        assert "requests are in flight. It serves on, nothing was changed" in refused.host["problem"]
-        assert story.started(BASE) == before
-        enough = threading.Timer(30, machine.write, ("/run/enough", ""))
-        enough.start()
-        said = serve(machine, "micro/mtp1", story.image, serving_drain_s=300)
-        enough.join()
+        try:
+            refused = serve(machine, "micro/mtp1", story.image, serving_drain_s=1)
+            enough = threading.Timer(30, machine.write, ("/run/enough", ""))
+            enough.start()
+            said = serve(machine, "micro/mtp1", story.image, serving_drain_s=300)
+        finally:
+            machine.write("/run/enough", "")
         answers = json.loads(streams.communicate(timeout=300)[0])
+    assert refused.code == 1
+    assert "requests are in flight. It serves on, untouched" in refused.host["problem"]
     assert said.code == 0, said.host["problem"]
     assert answers
     assert all(wanted == got for wanted, got in answers)
@@ -199,7 +204,9 @@ def test_one_command_brings_back_the_service_before_with_its_lock(story: Served,
     assert story.kept()["current"]["lock"]["recipe"]["id"] == "micro/base"
 
 
-def test_a_changed_unit_of_the_same_name_is_not_read_under_containers_of_others(story: Served, serve):
+def test_a_changed_unit_of_the_same_name_is_read_once_it_is_stopped_and_no_container_of_others_runs(
+    story: Served, serve
+):
     machine, before = story.machine, story.started(BASE)
     machine.run("docker", "run", "-d", "--rm", "--name", "theirs", "--entrypoint", "sleep", story.image, "600")
     try:
@@ -209,3 +216,8 @@ def test_a_changed_unit_of_the_same_name_is_not_read_under_containers_of_others(
         assert story.started(BASE) == before
     finally:
         machine.run("docker", "rm", "--force", "theirs")
+    said = serve(machine, "micro/base", story.image, station_cache="/var/lib/station-recipes/other")
+    assert said.code == 0, said.host["problem"]
+    assert machine.run("systemctl", "show", "--property=NeedDaemonReload", BASE).stdout.strip() == "NeedDaemonReload=no"
+    mounts = json.loads(machine.run("docker", "inspect", "--format", "{{json .Mounts}}", BASE).stdout)
+    assert "/var/lib/station-recipes/other" in {mount["Source"] for mount in mounts}
