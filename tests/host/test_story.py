@@ -17,7 +17,7 @@ from tests.docker.conftest import build
 from tests.host.conftest import ROOT, Archive, Front, give_gpu
 from tests.host.fake_gpu import UUID
 from tests.host.machine import Machine
-from tests.host.test_provision import changed, not_listed
+from tests.host.test_provision import not_listed
 
 BASE, MTP1 = "station-recipes-micro_base", "station-recipes-micro_mtp1"
 URL = "http://127.0.0.1:8000"
@@ -131,7 +131,7 @@ def test_a_fresh_machine_serves_the_recipe_with_its_gpu_and_reproduces_the_claim
     assert all(address.startswith("127.0.0.1:") for address in listening)
     assert inside("stat", "-c", "%u", "/var/lib/station-recipes/cache").stdout.strip() == "1000"
     assert inside("systemctl", "is-enabled", BASE).stdout.strip() == "enabled"
-    assert not_listed(story, changed(story.fresh, story.machine.state())) == set()
+    assert not_listed(story, story.fresh, story.machine.state()) == set()
     before = story.started(BASE)
 
     # A network of its own: the only way from here to the machine is ssh.
@@ -208,15 +208,16 @@ def test_a_changed_unit_of_the_same_name_is_read_once_it_is_stopped_and_no_conta
     story: Served, serve
 ):
     machine, before = story.machine, story.started(BASE)
+    other = ("--set", "station_cache=/var/lib/station-recipes/other")
     machine.run("docker", "run", "-d", "--rm", "--name", "theirs", "--entrypoint", "sleep", story.image, "600")
     try:
-        said = serve(machine, "micro/base", story.image, station_cache="/var/lib/station-recipes/other")
+        said = serve(machine, "micro/base", story.image, *other)
         assert said.code == 1
         assert "a running container can lose its GPU by that: theirs" in said.host["problem"]
         assert story.started(BASE) == before
     finally:
         machine.run("docker", "rm", "--force", "theirs")
-    said = serve(machine, "micro/base", story.image, station_cache="/var/lib/station-recipes/other")
+    said = serve(machine, "micro/base", story.image, *other)
     assert said.code == 0, said.host["problem"]
     assert machine.run("systemctl", "show", "--property=NeedDaemonReload", BASE).stdout.strip() == "NeedDaemonReload=no"
     mounts = json.loads(machine.run("docker", "inspect", "--format", "{{json .Mounts}}", BASE).stdout)
