@@ -136,6 +136,8 @@ def run_playbook(
             raise UsageProblem(f"no host of {inventory or THIS_MACHINE} is called {hosts!r}")
         if not found:
             raise Problem(f"Ansible ended with status {status} before it reached a host:\n{tail(log)}")
+        if status != 0 and not any(host.problem for host in found):
+            raise Problem(f"Ansible ended with status {status}, and blames no host:\n{tail(log)}")
     return found
 
 

@@ -67,7 +67,7 @@ def read(path: Path) -> str | None:
 def looked(name: str, unit: str) -> dict:
     """How a host stands against a wanted unit.
 
-    Returns {why, changed_unit, others, containers, started}: sentences why it must be started anew (none: it serves
+    Returns {why, reread, others, containers, started}: sentences why it must be started anew (none: it serves
     as wanted), whether systemd knows another text of it, names of our other services, names of containers that are
     not this service's, and when it started (seconds since 1970).
     """
@@ -95,7 +95,7 @@ def looked(name: str, unit: str) -> dict:
     known = run("docker", "ps", "--format", "{{.Names}}").stdout.split()
     return {
         "why": why,
-        "changed_unit": now.get("LoadState") == "loaded" and (before != unit or now.get("NeedDaemonReload") == "yes"),
+        "reread": now.get("LoadState") == "loaded" and (before != unit or now.get("NeedDaemonReload") == "yes"),
         "enabled": os.path.lexists(WANTS / f"{name}.service"),
         "others": others,
         "containers": sorted(each for each in known if each not in {name, *others}),

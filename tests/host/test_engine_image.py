@@ -149,6 +149,12 @@ def test_a_disk_without_room_for_it_is_told_before_anything_is_copied(machine: M
     assert not (machine.upper / f"var/lib/station-recipes/incoming/{saved.sha256}.tar").exists()
 
 
+def test_an_id_that_the_host_lacks_is_told_with_the_ways_to_bring_it(saved: Saved, bring):
+    refused = bring(engine_image_reference=saved.id, engine_image_platform=HERE)
+    assert refused.code != 0
+    assert "is not in this host's Docker engine, and an id alone can't be brought from anywhere" in refused.text
+
+
 REGISTRY = """version: 0.1
 storage: {{filesystem: {{rootdirectory: "{folder}"}}}}
 http: {{addr: "127.0.0.1:{port}"}}
