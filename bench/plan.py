@@ -10,6 +10,7 @@ from images.declaration import declaration
 from images.docker_engine import is_remote
 from images.engine import ensure_engine
 from images.errors import Problem, UsageProblem
+from images.given import given_engine
 from images.verify import verify_image
 from recipes.hosts import run_playbook
 from recipes.load import Loaded, first_choice, load_recipe, with_options
@@ -35,6 +36,8 @@ class Options:
     runtime: str | None = None
     url: str | None = None
     load: bool = True
+    engine_python: str | None = None
+    engine_paths: tuple[str, ...] = ()
 
 
 def gather(options: Options) -> Plan:
@@ -44,14 +47,28 @@ def gather(options: Options) -> Plan:
     """
     machine = machine_facts()
     name, why = (options.recipe, "asked for") if options.recipe else first_choice(machine["slug"])
-    loaded = with_options(load_recipe(name), options.port, options.boots, options.windows)
+    loaded = load_recipe(name)
+    note(f"Recipe {loaded.recipe.id}: {loaded.recipe.title} ({why})")
+    return plan_for(loaded, options, machine)
+
+
+def plan_for(chosen: Loaded, options: Options, machine: dict) -> Plan:
+    """A plan for a recipe that was chosen: checked, with the options applied and its engine at hand.
+
+    Raises as `gather` does.
+    """
+    loaded = with_options(chosen, options.port, options.boots, options.windows)
     require_rules(loaded)
     require_applies(loaded.recipe, machine)
-    note(f"Recipe {loaded.recipe.id}: {loaded.recipe.title} ({why})")
     profile = machine_profile(machine, load_machines())
     spec = serving_spec(loaded, profile)
     if options.url is None:
         refuse_taken_port(spec.host, spec.port)
+    if options.engine_python:
+        if options.runtime == "docker":
+            raise UsageProblem("--engine-python is for engines that run as a process, not with --runtime docker")
+        engine = given_engine(loaded.recipe.engine.image, options.engine_python, options.engine_paths)
+        return Plan(loaded, engine, spec, machine, options.url, options.load)
     if choose_runtime(loaded, options.runtime) == "process":
         return Plan(loaded, ensure_engine(loaded.recipe.engine.image), spec, machine, options.url, options.load)
     built = ensure_image(loaded)
@@ -68,7 +85,10 @@ def choose_runtime(loaded: Loaded, asked: str | None) -> str:
         raise UsageProblem(f"--runtime {asked}: wanted one of {', '.join(RUNTIMES)}")
     only_image = declaration(loaded.recipe.engine.image).disk_gb is None
     if asked == "process" and only_image:
-        raise UsageProblem(f"{loaded.recipe.id}: the {loaded.recipe.engine.image} engine runs in a container only")
+        raise UsageProblem(
+            f"{loaded.recipe.id}: the {loaded.recipe.engine.image} engine runs in a container only, unless you name an "
+            "interpreter that has it: --engine-python PYTHON"
+        )
     return asked or ("docker" if only_image else loaded.recipe.runtime.kind)
 
 

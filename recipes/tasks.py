@@ -123,16 +123,6 @@ def diff(_c, a, b, json=False):
     print_difference(a, b, json)
 
 
-@task(help={"recipe": "a family, such as micro", "show": "print the ladder; nothing is run", "json": "print JSON"})
-def ladder(_c, recipe="", show=False, json=False):
-    """Show a family's ladder: each rung's change, the published figure and step, what could make it a no-op."""
-    from recipes.check import print_ladder
-
-    if not recipe or not show:
-        raise UsageProblem("ladder needs --recipe FAMILY --show; running a ladder isn't built yet")
-    print_ladder(recipe, json)
-
-
 @task(name="list", help={"json": "print JSON"})
 def list_(_c, json=False):
     """List the recipes: what they change, whether they apply to this machine."""
