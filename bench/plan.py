@@ -1,7 +1,7 @@
 """Room bench: gathers everything a run needs before anything is started."""
 
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bench.record import Plan
 from images.build import Built, Order, build_image, held_image
@@ -27,7 +27,10 @@ RUNTIMES = ("process", "docker")
 
 @dataclass(frozen=True)
 class Options:
-    """What a command line may say about a run; 0 and None leave it to the recipe. `url`: a server of somebody's."""
+    """What a command line may say about a run; 0 and None leave it to the recipe.
+
+    `url`: a server of somebody's; `gpu`: the UUID of the one GPU; `engine_python`: an interpreter that has vLLM.
+    """
 
     recipe: str | None = None
     port: int = 0
@@ -36,6 +39,7 @@ class Options:
     runtime: str | None = None
     url: str | None = None
     load: bool = True
+    gpu: str | None = None
     engine_python: str | None = None
     engine_paths: tuple[str, ...] = ()
 
@@ -57,11 +61,14 @@ def plan_for(chosen: Loaded, options: Options, machine: dict) -> Plan:
 
     Raises as `gather` does.
     """
+    machine = with_gpu(machine, options.gpu)
     loaded = with_options(chosen, options.port, options.boots, options.windows)
     require_rules(loaded)
     require_applies(loaded.recipe, machine)
     profile = machine_profile(machine, load_machines())
     spec = serving_spec(loaded, profile)
+    if options.gpu:
+        spec = replace(spec, env={**spec.env, "CUDA_VISIBLE_DEVICES": options.gpu})
     if options.url is None:
         refuse_taken_port(spec.host, spec.port)
     if options.engine_python:
@@ -74,6 +81,20 @@ def plan_for(chosen: Loaded, options: Options, machine: dict) -> Plan:
     built = ensure_image(loaded)
     box = engine_container(loaded, built, machine, profile)
     return Plan(loaded, built, spec, machine, options.url, options.load, box)
+
+
+def with_gpu(machine: dict, uuid: str | None) -> dict:
+    """The machine's facts with one of its GPUs only, by UUID; as they are where none is named.
+
+    Raises UsageProblem where the machine has no such GPU.
+    """
+    if uuid is None:
+        return machine
+    found = [gpu for gpu in machine["gpus"] if gpu.get("uuid") == uuid]
+    if not found:
+        seen = ", ".join(f"{gpu.get('name')} {gpu.get('uuid')}" for gpu in machine["gpus"]) or "no NVIDIA GPU"
+        raise UsageProblem(f"--gpu {uuid}: this machine has {seen}")
+    return {**machine, "gpus": found}
 
 
 def choose_runtime(loaded: Loaded, asked: str | None) -> str:

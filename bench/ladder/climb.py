@@ -1,7 +1,10 @@
 """Room bench: running a ladder: boot after boot as the sequence says, each a run of its own, each in the journal."""
 
+import os
 import secrets
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,7 +16,7 @@ from bench.ladder.sequence import Outlook, Rung, Unit, outlook, rungs_here
 from bench.ladder.setting import Setting, write_setting
 from bench.ladder.table import write_table
 from bench.measure import gpus_of, measure
-from bench.plan import Options, plan_for
+from bench.plan import Options, plan_for, with_gpu
 from bench.record import Plan
 from bench.verdict import write_verdict
 from images.console import note
@@ -23,6 +26,8 @@ from images.yaml_source import shown
 from recipes.compose import rungs_of
 from recipes.machine import machine_facts
 from recipes.run.jit import restore, save
+
+CORES_TO_ASK = 4
 
 
 @dataclass(frozen=True)
@@ -56,12 +61,13 @@ def climb(folder: Path, setting: Setting, visit: Visit) -> dict:
     A boot that fails is recorded with its cause and the ladder goes on; Ctrl-C ends it, and --resume goes on with
     what is left. Raises Problem where nothing can go on: another ladder at work here, no room for the journal.
     """
-    facts = machine_facts()
+    facts = with_gpu(machine_facts(), visit.options.gpu)
     chosen = rungs_of(setting.family, ",".join(setting.rungs))
     rungs = rungs_here(setting, chosen, facts)
     _refuse_nothing(rungs)
     with locked(folder):
         journal, idle_b, restored = Journal(folder), None, False
+        _ask_ahead(outlook(setting, rungs, folder, read_boots(folder)), visit, facts)
         while True:
             boots = read_boots(folder)
             ahead = outlook(setting, rungs, folder, boots)
@@ -82,6 +88,17 @@ def climb(folder: Path, setting: Setting, visit: Visit) -> dict:
                 return write_table(folder, setting, rungs, read_boots(folder), ahead, interrupted=True)
             if visit.keep_caches:
                 save(_engine(plan), visit.keep_caches)
+
+
+def _ask_ahead(ahead: Outlook, visit: Visit, facts: dict) -> None:
+    """Where there are cores enough, ask the engine about every rung at once; the answers are kept."""
+    rungs = {unit.rung.name: unit.rung for unit in ahead.units if visit.only is None or unit.rung.name in visit.only}
+    if len(rungs) < 2 or (os.cpu_count() or 1) < 2 * CORES_TO_ASK:
+        return
+    with suppress(Problem):  # whoever boots the rung says what is wrong with it
+        plans = [(plan_for(rung.loaded, visit.options, facts), rung.before) for rung in rungs.values()]
+        with ThreadPoolExecutor(CORES_TO_ASK) as pool:
+            list(pool.map(lambda pair: resolved_record(*pair), plans))
 
 
 def _refuse_nothing(rungs: Sequence[Rung]) -> None:

@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 from contextlib import suppress
+from dataclasses import replace
 
 from bench.record import Plan
 from bench.runfolder import dump_json, read_json, write_text
@@ -15,6 +16,7 @@ from recipes.load import Loaded, changes
 from recipes.machine import load_machines, machine_profile
 from recipes.spec import Container, ServingSpec, serving_spec
 
+GPU = "CUDA_VISIBLE_DEVICES"  # chosen for this run, not by the recipe
 SILENT = ("proof.", "quality.", "runtime.", "benchmark.", "choices.")  # nothing that an engine could take in
 
 
@@ -35,6 +37,8 @@ def resolved_record(plan: Plan, before: Loaded | None) -> dict:
 
 def _settings(plan: Plan, loaded: Loaded) -> dict:
     spec = serving_spec(loaded, machine_profile(plan.machine, load_machines()))
+    chosen = {name: value for name, value in plan.spec.env.items() if name == GPU}
+    spec = replace(spec, env={**spec.env, **chosen})
     resolved, why = None, None
     try:
         resolved = _asked(plan, spec, loaded)
@@ -46,7 +50,8 @@ def _settings(plan: Plan, loaded: Loaded) -> dict:
 
 def _asked(plan: Plan, spec: ServingSpec, loaded: Loaded) -> dict:
     """The engine's answer, kept by engine, command line and model: asking takes 10 to 30 s."""
-    question = [plan.engine.identity, plan.machine["slug"], list(spec.argv), spec.env, dict(loaded.recipe.model.files)]
+    env = {name: value for name, value in spec.env.items() if name != GPU}
+    question = [plan.engine.identity, plan.machine["slug"], list(spec.argv), env, dict(loaded.recipe.model.files)]
     name = hashlib.sha256(json.dumps(question, sort_keys=True).encode()).hexdigest()[:24]
     file = cache_root() / "resolved" / f"{name}.json"
     with suppress(Problem):

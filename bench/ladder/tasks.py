@@ -11,7 +11,7 @@ BOOTS = 3
 
 
 @task(
-    iterable=["engine_path", "guard"],
+    iterable=["engine_path", "guard", "join"],
     auto_shortflags=False,
     help={
         "recipe": "a family, such as micro",
@@ -25,8 +25,10 @@ BOOTS = 3
         "guard": "with --keep-if-better: a metric that may not get worse (default ttft_p95_ms and tpot_p95_ms)",
         "without-quality": "with --keep-if-better: changes may be kept though no quality suite was asked",
         "resume": "a ladder's folder: go on with what is left; finished boots are kept",
+        "join": "a folder of the same ladder, from another card or host; give it once for each, and they become one",
         "port": "port on 127.0.0.1 instead of the recipes'",
         "runtime": "process or docker; default: as the recipes say",
+        "gpu": "the UUID of the one GPU to use, on a machine that has several",
         "engine-python": "an interpreter that has vLLM, for the rungs' engine: how a GPU host without Docker is used",
         "engine-path": "with --engine-python: a folder for its PYTHONPATH; may be repeated",
         "caches": "a file of compiled kernels (--keep-caches) to restore before the first boot",
@@ -48,8 +50,10 @@ def ladder(
     guard=None,
     without_quality=False,
     resume=None,
+    join=None,
     port=0,
     runtime=None,
+    gpu=None,
     engine_python=None,
     engine_path=None,
     caches=None,
@@ -65,11 +69,14 @@ def ladder(
     if show:
         print_ladder(recipe, json)
         return
+    if join:
+        raise Exit(code=_joined([Path(folder) for folder in join], Path(out), json))
     if bool(recipe) == bool(resume):
         raise UsageProblem(
             "ladder needs --recipe FAMILY, or --resume FOLDER. To look at it only: --recipe FAMILY --show"
         )
-    options = Options(None, port, 0, 0, runtime, engine_python=engine_python, engine_paths=tuple(engine_path))
+    given = {"gpu": gpu, "engine_python": engine_python, "engine_paths": tuple(engine_path)}
+    options = Options(None, port, 0, 0, runtime, **given)
     only = [name.strip() for name in rungs.split(",")] if rungs and resume else None
     files = [Path(file) if file else None for file in (caches, keep_caches)]
     if resume:
@@ -96,6 +103,7 @@ def _asked(family, rungs, boots, windows, shape, order, keep, guard, quality):
     """The setting of a new ladder, checked against the library."""
     from bench.ladder.setting import Setting, require_setting
     from recipes.compose import rungs_of
+    from recipes.rules import require_rules
 
     if "/" in family:
         raise UsageProblem(f"--recipe {family}: a ladder is a family's: --recipe {family.split('/')[0]}; see --rungs")
@@ -105,7 +113,7 @@ def _asked(family, rungs, boots, windows, shape, order, keep, guard, quality):
     setting = Setting(family, names, boots or BOOTS, windows, ordered, shape, keep, guards, quality)
     require_setting(setting)
     for loaded in rungs_of(family, rungs):
-        setting.applied(loaded)
+        require_rules(setting.applied(loaded))
     return setting
 
 
@@ -130,14 +138,25 @@ def _resumed(folder: Path, boots: int, only: list[str] | None):
     return setting
 
 
+def _joined(folders: list[Path], root: Path, as_json: bool) -> int:
+    from bench.ladder.join import join_ladders
+
+    return _show(*join_ladders(folders, root), as_json)
+
+
 def _climb(folder: Path, setting, visit, as_json: bool) -> int:
     from bench.ladder.climb import climb
+
+    return _show(folder, climb(folder, setting, visit), as_json)
+
+
+def _show(folder: Path, table: dict, as_json: bool) -> int:
+    """Print a ladder's table; its exit code."""
     from bench.ladder.exits import exit_code
     from bench.report.ladder import print_ladder_table
     from images.console import emit_json, out
     from images.yaml_source import shown
 
-    table = climb(folder, setting, visit)
     if as_json:
         emit_json({**table, "folder": shown(folder)})
     else:

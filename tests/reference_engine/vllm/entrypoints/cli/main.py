@@ -21,9 +21,9 @@ def serve(argv: list[str]) -> int:
     args = make_arg_parser(argparse.ArgumentParser()).parse_args(argv)
     drafts = (args.speculative_config or {}).get("num_speculative_tokens", 0)
     step_ms = STEP_MS * (1 + 0.1 * drafts) * (0.8 if args.mamba_ssm_cache_dtype == "float16" else 1)
-    print(f"INFO Using {args.mamba_backend} Mamba SSU backend.", file=sys.stderr)
+    sys.stderr.write(f"INFO Using {args.mamba_backend} Mamba SSU backend.\n")
     if "REFERENCE_RESETS_STATE" in os.environ:
-        print("WARNING Reset SSM cache type to float32", file=sys.stderr)
+        sys.stderr.write("WARNING Reset SSM cache type to float32\n")
     options = ["--port", str(args.port), "--model", args.served_model_name, "--engine-version", "0.32.0"]
     options += ["--tokenizer", str(Path(args.model_tag) / "tokenizer.json"), "--step-ms", str(step_ms)]
     options += ["--acceptance", ",".join(map(str, ACCEPTED[:drafts]))] if drafts else []
