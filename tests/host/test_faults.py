@@ -141,6 +141,46 @@ def test_a_stale_cdi_spec_is_written_anew_and_a_hand_made_one_is_left_alone(prov
     assert "580.95.05" in provisioned.read("/etc/cdi/mine.yaml")
 
 
+def test_caches_of_others_are_named_and_left_as_they_are(provisioned: Machine, front: Front):
+    theirs = "/home/alice/.cache"
+    hold = (
+        f"mkdir -p {theirs}/huggingface/hub && echo 1 >{theirs}/huggingface/hub/blob && chown -R 1234:1234 /home/alice"
+    )
+    provisioned.run("sh", "-c", hold)
+    before = {path: kind for path, kind in provisioned.state().items() if path.startswith("/home")}
+    said = front("provision", provisioned, "--set", f"station_cache={theirs}/huggingface")
+    assert said.code == 1
+    assert (
+        f"{theirs}/huggingface: found uid 1234, wanted 1000, the engine's. It is left as it is" in said.host["problem"]
+    )
+    owner = next(each for each in said.host["findings"] if each["id"] == "cache_owner")
+    assert (owner["ok"], owner["found"][:8]) == (False, "uid 1234")
+    assert front("provision", provisioned).host["changed"] == []
+    assert {path: kind for path, kind in provisioned.state().items() if path.startswith("/home")} == before
+
+
+def test_a_disk_that_is_nearly_full_is_told_before_a_byte_comes_and_the_next_run_completes(
+    provisioned: Machine, front: Front
+):
+    small = "mount -t tmpfs -o size=40m,mode=755 tmpfs /var/lib/station-recipes && head -c 20000000 /dev/zero >$0"
+    provisioned.run("sh", "-ec", small, "/var/lib/station-recipes/full")
+    provisioned.run("sh", "-ec", "mkdir -p /srv/model && head -c 30000000 /dev/zero >/srv/model/weights.bin")
+    model = {"repo": "maker/small", "revision": "0123456789abcdef0123456789abcdef01234567", "source": "/srv/model"}
+    wanted = {"model_cache_models": [model], "model_cache_keep_free_gb": 0}
+    said = front("provision", provisioned, **wanted)
+    assert said.code == 1
+    assert "free, wanted 30.0 MB: 30.0 MB to come" in said.host["problem"]
+    assert "nothing was fetched" in said.host["problem"]
+    disk = next(each for each in said.host["findings"] if each["id"] == "disk_weights")
+    assert (disk["ok"], disk["found"]) == (False, "0 GB free for /var/lib/station-recipes/cache")
+    assert provisioned.run("find", "/var/lib/station-recipes/cache", "-type", "f", "-size", "+1k").stdout == ""
+    provisioned.run("rm", "/var/lib/station-recipes/full")
+    said = front("provision", provisioned, **wanted)
+    assert said.code == 0, said.host["problem"]
+    there = f"/var/lib/station-recipes/cache/models/maker--small/{model['revision']}/weights.bin"
+    assert provisioned.run("stat", "-c", "%s", there).stdout.strip() == "30000000"
+
+
 @pytest.fixture
 def without_toolkit(provisioned: Machine) -> Machine:
     """Docker, a GPU, and no container toolkit; apt knows no archive that has it."""
