@@ -1,15 +1,18 @@
 """What goes wrong on hosts: each fault ends in one message or in nothing at all, and a second run completes."""
 
 import json
+import os
+import signal
 import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from tests.host.conftest import TINY_IMAGE, Archive, Front, give_gpu, give_image, in_container
+from tests.host.conftest import ROOT, TINY_IMAGE, Archive, Front, give_gpu, give_image, in_container
 from tests.host.debs import SigningKey
 from tests.host.fake_gpu import DRIVER, UUID
 from tests.host.machine import Machine
@@ -287,6 +290,37 @@ def test_a_machine_that_goes_down_in_the_middle_is_completed_by_the_next_run(fre
     assert said.code == 0, said.host["problem"]
     assert cdi_is_on(fresh)
     assert fresh.run("dpkg", "--audit").stdout == ""
+
+
+@pytest.mark.parametrize("ended_by", [signal.SIGINT, signal.SIGKILL], ids=["ctrl-c", "kill -9"])
+def test_a_run_that_is_ended_in_the_middle_says_so_and_the_next_run_completes(
+    fresh: Machine, front: Front, settings: dict, tmp_path: Path, ended_by: signal.Signals
+):
+    inventory = tmp_path / "hosts.yml"
+    variables = {**settings, **DOCKER_ONLY}
+    inventory.write_text(json.dumps({"all": {"hosts": {"fresh": fresh.inventory()}, "vars": variables}}))
+    argv = [str(ROOT / "inv"), "provision", "--inventory", str(inventory)]
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    with subprocess.Popen(argv, start_new_session=True, **pipes) as run:
+        with PowerCut(fresh, lambda: os.killpg(run.pid, ended_by)):
+            said = run.communicate(timeout=300)[0]
+    if ended_by is signal.SIGINT:
+        assert run.returncode == 1
+        assert said.rstrip().endswith("interrupted")
+        assert "Traceback" not in said
+    again = front("provision", fresh, **DOCKER_ONLY)
+    assert again.code == 0, again.host["problem"]
+    assert cdi_is_on(fresh)
+    assert fresh.run("dpkg", "--audit").stdout == ""
+
+
+def test_two_runs_at_once_on_a_host_end_well_both(fresh: Machine, front: Front):
+    with ThreadPoolExecutor(2) as both:
+        runs = [both.submit(front, "provision", fresh) for _ in range(2)]
+    for run in runs:
+        assert run.result().code == 0, run.result().host["problem"]
+    assert cdi_is_on(fresh)
+    assert front("provision", fresh).host["changed"] == []
 
 
 @pytest.fixture
