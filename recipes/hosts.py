@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from images.command import run_shown, tail
-from images.console import emit_json, note, out, table
+from images.console import emit_json, note, out, printable, table
 from images.errors import Problem, UsageProblem
 from images.index import cache_root
 
@@ -89,7 +89,7 @@ def report(made: Sequence[Host], check: bool, as_json: bool) -> int:
         return code
     for host in made:
         for text in host.diffs:
-            out().print(text, markup=False)
+            out().print(printable(text.expandtabs()), markup=False)
         if host.changed:
             title = f"{host.name}: {'would change' if check else 'changed'}"
             out().print(table(title, ("",), [(task,) for task in host.changed]))

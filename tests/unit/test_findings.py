@@ -187,6 +187,14 @@ def test_one_wrong_state_of_the_gpu_is_one_finding(station, wrong, id_, field, v
     assert wrong(station) == [id_]
 
 
+def test_a_masked_persistence_daemon_is_told_with_the_way_to_unmask_it(station, facts):
+    station["gpus"][GB300]["persistence_mode"] = "Disabled"
+    station["answers"]["systemctl is-enabled nvidia-persistenced"] = [1, "masked", ""]
+    (told,) = [each for each in judge.findings(facts(station), WHERE) if each["id"] == "persistence"]
+    assert told["ok"] is False
+    assert "it is masked; systemctl unmask it first" in told["remedy"]
+
+
 def test_the_display_card_s_state_is_nobody_s_business(station, wrong):
     station["gpus"][DISPLAY] |= {"persistence_mode": "Disabled", "memory.used": "9000", "power.limit": "10"}
     assert wrong(station) == []
