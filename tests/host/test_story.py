@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from images.yaml_source import read_yaml
+from tests.conftest import no_docker
 from tests.docker.conftest import build
 from tests.host.conftest import ROOT, Archive, Front, give_gpu
 from tests.host.fake_gpu import UUID
@@ -79,6 +80,9 @@ def serve(front: Front):
 @pytest.fixture(scope="module")
 def story(base: Path, archive: Archive, front: Front, serve) -> Iterator[Served]:
     """Tell the story up to where the recipe is served."""
+    reason = no_docker()
+    if reason:
+        pytest.skip(f"the engine's image comes from this host's Docker: {reason}")
     image = build().id
     with Machine("story", [base]) as machine:
         give_gpu(machine, archive)
