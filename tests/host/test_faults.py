@@ -184,6 +184,16 @@ def test_a_disk_that_is_nearly_full_is_told_before_a_byte_comes_and_the_next_run
     assert provisioned.run("stat", "-c", "%s", there).stdout.strip() == "30000000"
 
 
+def test_a_pending_reboot_is_left_with_its_reason_and_never_done(provisioned: Machine, front: Front):
+    up_since = provisioned.run("stat", "-c", "%Y", "/proc/1").stdout
+    provisioned.write("/run/reboot-required.pkgs", "linux-image-6.17\n")
+    provisioned.write("/run/reboot-required", "")
+    said = front("provision", provisioned)
+    assert (said.code, said.host["changed"]) == (0, [])
+    assert said.host["reboot_required"] == ["reboot: pending, for linux-image-6.17"]
+    assert provisioned.run("stat", "-c", "%Y", "/proc/1").stdout == up_since
+
+
 @pytest.fixture
 def without_toolkit(provisioned: Machine) -> Machine:
     """Docker, a GPU, and no container toolkit; apt knows no archive that has it."""
