@@ -214,7 +214,7 @@ def test_apt_s_lock_is_waited_for(without_toolkit: Machine, front: Front):
             said = front("provision", without_toolkit, container_toolkit_lock_timeout_s=1)
             assert said.code == 1
             assert "lock" in said.host["problem"].lower()
-            threading.Timer(20, without_toolkit.write, ("/run/let-go", "")).start()
+            threading.Timer(12, without_toolkit.write, ("/run/let-go", "")).start()
             said = front("provision", without_toolkit)
         finally:
             without_toolkit.write("/run/let-go", "")
