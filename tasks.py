@@ -6,6 +6,7 @@ from pathlib import Path
 
 from invoke import Collection, Exit, task
 
+from bench.handover.tasks import adopt, bundle
 from bench.tasks import RECIPE, RUNS, export, finish, noise, verdict
 from images import tasks as image_tasks
 from images.errors import UsageProblem
@@ -244,6 +245,8 @@ ns = Collection(
     list_,
     doctor,
     provision,
+    bundle,
+    adopt,
     test,
     lint,
     image=image_tasks.ns,

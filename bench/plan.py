@@ -53,7 +53,9 @@ def gather(options: Options) -> Plan:
     if options.url is None:
         refuse_taken_port(spec.host, spec.port)
     if choose_runtime(loaded, options.runtime) == "process":
-        return Plan(loaded, ensure_engine(loaded.recipe.engine.image), spec, machine, options.url, options.load)
+        return Plan(
+            loaded, ensure_engine(loaded.recipe.engine.image, loaded.wheels), spec, machine, options.url, options.load
+        )
     built = ensure_image(loaded)
     box = engine_container(loaded, built, machine, profile)
     return Plan(loaded, built, spec, machine, options.url, options.load, box)
@@ -74,14 +76,15 @@ def choose_runtime(loaded: Loaded, asked: str | None) -> str:
 
 def ensure_image(loaded: Loaded) -> Built:
     """The engine's image, built or pulled where it isn't there yet, and proved."""
-    built = build_image(Order(loaded.recipe.engine.image))
+    name, site = loaded.recipe.engine.image, loaded.site
+    built = held_image(name, site.image) if site.image else build_image(Order(name, mirrors=tuple(site.mirrors)))
     verify_image(built)
     return built
 
 
 def engine_container(loaded: Loaded, built: Built, machine: dict, profile: Machine) -> Container:
     """The container part of a plan: the image, the one GPU, and a cache volume that belongs to this image alone."""
-    device = gpu_device(loaded.recipe, machine, profile)
+    device = gpu_device(loaded.recipe, machine, profile, loaded.site.gpu)
     return container(loaded, built.reference, device, f"station-recipes-{built.name}-{built.identity}")
 
 

@@ -1,0 +1,134 @@
+"""Room bench: the tasks that hand recipes on and take them in: each parses, calls, prints, exits."""
+
+from pathlib import Path
+
+from invoke import Exit, task
+
+from images.errors import UsageProblem
+from images.tasks import PLAIN, PLAIN_HOST
+from recipes.tasks import RECIPE
+
+SOURCE = "a bundle's tar or folder, docker://HOST/NAME:VERSION of a registry, or git+URL of a repository of recipes"
+
+
+@task(
+    iterable=["run", "image"],
+    help={
+        "recipe": RECIPE,
+        "out": "file to write, such as micro.tar; a name that ends in / is written as a folder",
+        "version": "the bundle's version, yours to choose (default 1)",
+        "with-results": "carry the newest published run of each machine, and the family's ladders",
+        "run": "carry this run; may be repeated",
+        "with-engine": "carry the engine's wheels, and those of ./inv, so that nothing needs a network",
+        "with-image": "carry the engine's image as an OCI archive: NAME or id in the Docker engine, or docker://…",
+        "caches": "a folder of compiled kernels to carry, such as a cache volume's",
+        "platform": "of the engine that is carried: linux/amd64 or linux/arm64; default: this machine's",
+        "image": "PLATFORM=NAME@sha256:…, the image that lock and rendered files name; may be repeated",
+        "model-revision": "the full commit of the model's repository, confirmed by you",
+        "key": "a minisign secret key to sign with",
+        "json": "print JSON",
+    },
+)
+def bundle(
+    _c,
+    recipe=None,
+    out="",
+    version="1",
+    with_results=False,
+    run=None,
+    with_engine=False,
+    with_image=None,
+    caches=None,
+    platform=None,
+    image=None,
+    model_revision=None,
+    key=None,
+    json=False,
+):
+    """Write a recipe with all that proves it as one file for another team: the same bytes every time."""
+    from bench.handover.bundling import Wanted, make_bundle
+
+    if not recipe or not out:
+        raise UsageProblem("bundle needs --recipe NAME and --out FILE, such as --out micro.tar")
+    wanted = Wanted(
+        recipe=recipe,
+        out=out,
+        version=version,
+        with_results=with_results,
+        runs=tuple(run),
+        with_engine=with_engine,
+        archive=with_image,
+        caches=Path(caches) if caches else None,
+        platform=platform,
+        images=tuple(image),
+        revision=model_revision,
+        key=Path(key) if key else None,
+    )
+    make_bundle(wanted, json)
+
+
+@task(
+    positional=["source"],
+    iterable=["mirror"],
+    help={
+        "source": SOURCE,
+        "recipe": "of a repository with several bundles, the one to take",
+        "version": "of a repository with several versions, the one to take; default: the newest in its index",
+        "ref": "of a git repository the branch or tag; default: its own",
+        "check": "show and check it, keep nothing; 8 if something is wrong",
+        "pubkey": "refuse it unless it is signed by this minisign public key: its file or its base64 line",
+        "as": "a name for it instead of the first digits of its content",
+        "port": "port on 127.0.0.1 instead of the recipe's",
+        "gpu": "UUID of the one GPU to run on, where several fit",
+        "cache": "host folder that rendered files mount as the engine's cache",
+        "mirror": "a repository to ask for the engine's image before the declared ones; may be repeated",
+        "without-engine": "leave out the engine that it carries",
+        "allow-code": "accept code that the engine would run: plugins, a model's own code, compiled kernels",
+        "max-gb": "the most that all its files together may have (default 2)",
+        "doctor": "look at this machine as ./inv doctor does (--no-doctor: don't)",
+        "plain-http": PLAIN,
+        "plain-http-host": PLAIN_HOST,
+        "json": "print JSON",
+    },
+)
+def adopt(
+    _c,
+    source,
+    recipe=None,
+    version=None,
+    ref=None,
+    check=False,
+    pubkey=None,
+    as_=None,
+    port=0,
+    gpu=None,
+    cache=None,
+    mirror=None,
+    without_engine=False,
+    allow_code=False,
+    max_gb=2,
+    doctor=True,
+    plain_http=False,
+    plain_http_host=None,
+    json=False,
+):
+    """Take another team's bundle in: verify it, show what it is and would change, check it here, keep it as it came."""
+    from bench.handover.adopting import Taken, take
+    from images.registry import Wire
+
+    options = Taken(
+        source=source,
+        recipe=recipe,
+        version=version,
+        ref=ref,
+        check=check,
+        pubkey=pubkey,
+        label=as_,
+        site={"port": port or None, "gpu": gpu, "cache": cache, "mirrors": list(mirror)},
+        without_engine=without_engine,
+        allow_code=allow_code,
+        max_gb=max_gb,
+        doctor=doctor,
+        wire=Wire(plain_http, plain_http_host),
+    )
+    raise Exit(code=take(options, json))
