@@ -6,7 +6,7 @@ from pathlib import Path
 
 from invoke import Collection, Exit, task
 
-from bench.handover.tasks import adopt, bundle
+from bench.handover.tasks import adopt, bundle, compare, pull, push
 from bench.tasks import RECIPE, RUNS, export, finish, noise, verdict
 from images import tasks as image_tasks
 from images.errors import UsageProblem
@@ -247,6 +247,9 @@ ns = Collection(
     provision,
     bundle,
     adopt,
+    push,
+    pull,
+    compare,
     test,
     lint,
     image=image_tasks.ns,

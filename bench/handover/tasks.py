@@ -132,3 +132,76 @@ def adopt(
         wire=Wire(plain_http, plain_http_host),
     )
     raise Exit(code=take(options, json))
+
+
+@task(
+    positional=["mine", "theirs"],
+    help={
+        "mine": "a run's folder",
+        "theirs": "another's, or an adopted recipe: the newest run that came with it",
+        "json": "print JSON",
+    },
+)
+def compare(_c, mine, theirs, json=False):
+    """Judge the same claims on two runs, say how their fingerprints differ, and the likeliest cause of a gap."""
+    from bench.handover.comparing import compare_runs
+
+    raise Exit(code=compare_runs(mine, theirs, json))
+
+
+@task(
+    positional=["source"],
+    help={
+        "source": "a bundle's tar or folder",
+        "to": "HOST/NAME of a registry, where its version becomes the tag; or a working tree of git",
+        "move-tag": "let a version name this bundle although it names another one there",
+        "max-gb": "the most that all its files together may have (default 2)",
+        "plain-http": PLAIN,
+        "plain-http-host": PLAIN_HOST,
+        "json": "print JSON",
+    },
+)
+def push(_c, source, to="", move_tag=False, max_gb=2, plain_http=False, plain_http_host=None, json=False):
+    """Put a bundle into a registry as an artifact NAME:VERSION, or into a git repository of recipes."""
+    from bench.handover.moving import push_to
+    from images.registry import Wire
+
+    if not to:
+        raise UsageProblem("push needs --to HOST/NAME of a registry, or --to FOLDER of a git working tree")
+    push_to(Path(source), to, Wire(plain_http, plain_http_host), move_tag, max_gb, json)
+
+
+@task(
+    positional=["source"],
+    help={
+        "source": "docker://HOST/NAME:VERSION of a registry, or git+URL of a repository of recipes",
+        "out": "file to write; of a git repository a folder",
+        "recipe": "of a repository with several bundles, the one to take",
+        "version": "of a repository with several versions, the one to take; default: the newest in its index",
+        "ref": "of a git repository the branch or tag; default: its own",
+        "max-gb": "the most that all its files together may have (default 2)",
+        "plain-http": PLAIN,
+        "plain-http-host": PLAIN_HOST,
+        "json": "print JSON",
+    },
+)
+def pull(
+    _c,
+    source,
+    out="",
+    recipe=None,
+    version=None,
+    ref=None,
+    max_gb=2,
+    plain_http=False,
+    plain_http_host=None,
+    json=False,
+):
+    """Fetch a bundle and check it, byte for byte, without adopting it."""
+    from bench.handover.moving import pull_from
+    from images.registry import Wire
+    from recipes.bundle.source import Choice
+
+    if not out:
+        raise UsageProblem("pull needs --out FILE, such as --out micro.tar")
+    pull_from(source, Path(out), Choice(recipe, version, ref, Wire(plain_http, plain_http_host)), max_gb, json)
