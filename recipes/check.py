@@ -10,7 +10,7 @@ from images.index import cache_root
 from images.probe import probe, resolved_config, unknown_names
 from images.yaml_source import shown
 from recipes.compare import difference, ladder_rows, overridden
-from recipes.load import Loaded, first_choice, load_ladder, load_recipe, recipe_ids, resolve_id
+from recipes.load import Loaded, load_ladder, load_recipe, recipe_ids, resolve_id
 from recipes.lock import Images, as_text, lock_here, make_lock, parse_images, with_revision
 from recipes.machine import gpu_device, load_machines, machine_facts, machine_profile, why_not
 from recipes.render import render
@@ -66,42 +66,6 @@ def check_recipes(name: str | None, as_json: bool) -> int:
                 console.print(f"    {line}", markup=False, soft_wrap=True)
         console.print(f"{len(ids)} recipe(s) checked against the schema and {len(RULES)} known traps", markup=False)
     return 2 if any(found.values()) else 0
-
-
-def list_recipes(as_json: bool) -> None:
-    """Print the library: id, what it changes, whether it applies here."""
-    machine = machine_facts()
-    chosen, why = first_choice(machine["slug"])
-    rows = [_row(recipe_id, machine) for recipe_id in recipe_ids()]
-    if as_json:
-        emit_json({"machine": machine["slug"], "first_choice": chosen, "recipes": rows})
-        return
-    lines = [(("→ " if row["id"] == chosen else "  ") + row["id"], row["change"], row["here"]) for row in rows]
-    console = out()
-    console.print(table("Recipes", ("recipe", "change", "on this machine"), lines))
-    console.print(f"\n→ what `./inv reproduce` runs here: {why}.", markup=False)
-
-
-def _row(recipe_id: str, machine: dict) -> dict:
-    try:
-        loaded = load_recipe(recipe_id)
-    except UsageProblem as problem:
-        return {
-            "id": recipe_id,
-            "title": None,
-            "change": "–",
-            "here": f"broken: {str(problem).splitlines()[0]}",
-        }
-    recipe = loaded.recipe
-    change = f"{', '.join(recipe.delta.changes)} (on {recipe.extends})" if recipe.delta else recipe.title
-    return {"id": recipe_id, "title": recipe.title, "change": change, "here": _here(loaded, machine)}
-
-
-def _here(loaded: Loaded, machine: dict) -> str:
-    engine = loaded.recipe.engine
-    reason = why_not(loaded.recipe, machine)
-    installed = "installed" if find_engine(engine.image) else "installed on first use"
-    return reason or f"runs here; engine {engine.image} {engine.version} {installed}"
 
 
 def print_difference(first: str, second: str, as_json: bool) -> None:

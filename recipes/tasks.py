@@ -12,26 +12,6 @@ CACHE = "/var/lib/station-recipes/cache"
 
 @task(
     help={
-        "recipe": RECIPE,
-        "all": "every recipe in the library",
-        "schema": "write the JSON Schema of a recipe to recipes/recipe.schema.json, for editors",
-        "json": "print a list of findings",
-    }
-)
-def check(_c, recipe=None, all=False, schema=False, json=False):  # noqa: A002
-    """Validate recipes: schema, extends, declared deltas, engine traps; one recipe also against its engine."""
-    from recipes.check import check_recipes, write_schema
-
-    if schema:
-        write_schema()
-        return
-    if bool(recipe) == all:
-        raise UsageProblem("check needs either --recipe NAME or --all")
-    raise Exit(code=check_recipes(None if all else recipe, json))
-
-
-@task(
-    help={
         "recipe": f"{RECIPE}: its engine's image, and its lock",
         "image": "an image by name instead: a folder below images/",
         "source": "pull (upstream's, by digest) or build (from pinned wheels); default: as image.yaml declares",
@@ -131,14 +111,6 @@ def ladder(_c, recipe="", show=False, json=False):
     if not recipe or not show:
         raise UsageProblem("ladder needs --recipe FAMILY --show; running a ladder isn't built yet")
     print_ladder(recipe, json)
-
-
-@task(name="list", help={"json": "print JSON"})
-def list_(_c, json=False):
-    """List the recipes: what they change, whether they apply to this machine."""
-    from recipes.check import list_recipes
-
-    list_recipes(json)
 
 
 HOSTS = {

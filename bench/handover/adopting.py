@@ -6,6 +6,7 @@ from pathlib import Path
 
 from bench.evidence import read_evidence
 from bench.handover.runs import items_of
+from bench.handover.text import MARKS
 from bench.runfolder import seal_faults
 from bench.verdict import judge
 from images.console import emit_json, note, out, stage, table
@@ -24,7 +25,6 @@ from recipes.bundle.sign import read_public_key
 from recipes.bundle.source import Choice, brought
 from recipes.machine import machine_facts
 
-MARKS = {True: "✔", False: "✘", None: "–"}
 PROBLEMS_FOUND = 8
 
 

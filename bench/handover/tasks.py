@@ -205,3 +205,47 @@ def pull(
     if not out:
         raise UsageProblem("pull needs --out FILE, such as --out micro.tar")
     pull_from(source, Path(out), Choice(recipe, version, ref, Wire(plain_http, plain_http_host)), max_gb, json)
+
+
+@task(
+    help={
+        "recipe": f"{RECIPE}, or a recipe that was adopted",
+        "all": "every recipe in the library",
+        "publish": "whether others would accept it: docs/contributing-recipes.md, rule by rule",
+        "schema": "write the JSON Schema of a recipe to recipes/recipe.schema.json, for editors",
+        "json": "print a list of findings",
+    }
+)
+def check(_c, recipe=None, all=False, publish=False, schema=False, json=False):  # noqa: A002
+    """Validate recipes: schema, extends, declared deltas, engine traps; one recipe also against its engine."""
+    from recipes.check import check_recipes, write_schema
+
+    if schema:
+        write_schema()
+        return
+    if bool(recipe) == all or (publish and all):
+        raise UsageProblem("check needs either --recipe NAME (and with it --publish) or --all")
+    if publish:
+        from bench.handover.publish import check_publish
+
+        raise Exit(code=check_publish(recipe, json))
+    raise Exit(code=check_recipes(None if all else recipe, json))
+
+
+@task(
+    name="list",
+    iterable=["source"],
+    help={
+        "source": "also what docker://HOST/NAME of a registry, or git+URL of a repository, has; may be repeated",
+        "plain-http": PLAIN,
+        "plain-http-host": PLAIN_HOST,
+        "json": "print JSON",
+    },
+)
+def list_(_c, source=None, plain_http=False, plain_http_host=None, json=False):
+    """List recipes, the library's and adopted ones: what they change, whether they run here, the newest verdict."""
+    from bench.handover.verdicts import newest_verdicts
+    from images.registry import Wire
+    from recipes.catalogue import list_recipes
+
+    raise Exit(code=list_recipes(newest_verdicts(), source, Wire(plain_http, plain_http_host), json))

@@ -6,7 +6,7 @@ import re
 import shutil
 import socket
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +24,7 @@ from recipes.load import LADDER_FILE, Loaded, as_data, changes, load_recipe
 from recipes.lock import as_text, read_lock
 from recipes.model_files import differing_files, observed_files
 from recipes.rules import broken_rules
+from recipes.schema import Recipe
 from recipes.serving import platform_of
 
 # What the engine reads of a model without running any of it. Pickles (.bin, .pt) and code are not among them.
@@ -165,11 +166,8 @@ def _require_platform(bundle: Bundle, wishes: Wishes, facts: dict) -> None:
 
 def _refuse_code(bundle: Bundle, loaded: Loaded, wishes: Wishes) -> None:
     """Refuse what would make the engine run a stranger's code when the recipe is served, unless it is allowed."""
-    flags = sorted(name for name in loaded.recipe.engine.flags if CODE_FLAGS.fullmatch(name))
-    files = sorted(
-        name for name in bundle.files if name.count("/") >= 3 and name.startswith("recipes/") and _may_hold_code(name)
-    )
-    found = [f"--{name}" for name in flags] + files
+    inside = [name.split("/", 3)[3] for name in bundle.files if name.startswith("recipes/") and name.count("/") >= 3]
+    found = code_in(loaded.recipe, inside)
     if found and not wishes.allow_code:
         raise BundleProblem(
             f"serving this recipe would run code that comes with it: {', '.join(found)}. If you have read it and trust "
@@ -182,8 +180,11 @@ def _refuse_code(bundle: Bundle, loaded: Loaded, wishes: Wishes) -> None:
         )
 
 
-def _may_hold_code(name: str) -> bool:
-    return Path(name).suffix not in MODEL_SUFFIXES
+def code_in(recipe: Recipe, model_files: Iterable[str]) -> list[str]:
+    """What makes an engine run code that comes with a recipe: flags, and files of the model by their names."""
+    flags = sorted(name for name in recipe.engine.flags if CODE_FLAGS.fullmatch(name))
+    files = sorted(name for name in model_files if Path(name).suffix not in MODEL_SUFFIXES)
+    return [f"--{name}" for name in flags] + files
 
 
 def _said(bundle: Bundle, loaded: Loaded, wishes: Wishes) -> list[Finding]:
