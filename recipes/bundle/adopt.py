@@ -18,12 +18,13 @@ from images.staging import disk
 from images.yaml_source import shown
 from recipes.adopted import BUNDLE, LABEL, RECORD, SITE, Adopted, Site, adopted, adopted_root, read_adopted
 from recipes.bundle.fits import Finding, engine_findings, machine_findings
-from recipes.bundle.layout import LOCK, SUMS
+from recipes.bundle.layout import CLAIMS, LOCK, SUMS
 from recipes.bundle.read import Bundle, Limits, Progress, unpacked
+from recipes.bundle.write import rendered
 from recipes.load import LADDER_FILE, Loaded, as_data, changes, load_recipe
 from recipes.lock import as_text, read_lock
 from recipes.model_files import differing_files, observed_files
-from recipes.rules import broken_rules
+from recipes.rules import TABLE_VERSION, broken_rules
 from recipes.schema import Recipe
 from recipes.serving import platform_of
 
@@ -127,9 +128,19 @@ def _load(bundle: Bundle) -> Loaded:
         differing = differing_files(loaded.recipe.model.files, observed_files(loaded))
         if differing:
             raise BundleProblem(f"the model isn't the recipe's: {', '.join(differing)} differ")
+    claims = json.dumps(as_data(loaded.recipe)["claims"])
+    if _json_of(bundle, CLAIMS) != json.loads(claims):
+        raise BundleProblem(f"{CLAIMS} is not what the recipe claims")
     if info.lock:
         _require_lock(bundle, loaded)
     return loaded
+
+
+def _json_of(bundle: Bundle, name: str) -> object:
+    try:
+        return json.loads((bundle.folder / name).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        raise BundleProblem(f"{name} is missing, or is not JSON") from None
 
 
 def _require_only_recipes(bundle: Bundle) -> None:
@@ -206,7 +217,29 @@ def _said(bundle: Bundle, loaded: Loaded, wishes: Wishes) -> list[Finding]:
         differing = changes(mine.recipe, loaded.recipe)
         same = "your library's is the same" if not differing else f"your library's differs: {', '.join(differing[:6])}"
         found.append(Finding("here already", None, same))
-    return found
+    return [*found, _rendered_finding(bundle, loaded), _rules_finding(bundle)]
+
+
+def _rendered_finding(bundle: Bundle, loaded: Loaded) -> Finding:
+    """Whether the scripts inside are what this version makes of the recipe: a person might run one."""
+    there = {name for name in bundle.files if name.startswith("rendered/")}
+    try:
+        made = {each.name: each.content for each in rendered(loaded, bundle.info.image)}
+    except Problem as problem:
+        return Finding("rendered", None, f"can't be rendered here: {str(problem).splitlines()[0]}")
+    same = {name for name in there & made.keys() if (bundle.folder / name).read_bytes() == made[name]}
+    other = sorted((there | made.keys()) - same)
+    if other:
+        return Finding(
+            "rendered", False, f"{', '.join(other)}: not what this version renders; don't run it, render anew"
+        )
+    return Finding("rendered", True, "the files are what this version makes of the recipe")
+
+
+def _rules_finding(bundle: Bundle) -> Finding:
+    theirs = bundle.info.rules
+    said = f"they checked it by table {theirs}, here it is table {TABLE_VERSION}"
+    return Finding("rule table", None if theirs != TABLE_VERSION else True, said)
 
 
 def _fits(bundle: Bundle, loaded: Loaded, wishes: Wishes, facts: dict) -> list[Finding]:

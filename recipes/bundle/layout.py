@@ -18,8 +18,9 @@ SIGNATURE = "SHA256SUMS.minisig"
 INFO = "bundle.json"
 README = "README.md"
 LOCK = "lock.json"
+CLAIMS = "claims.json"
 FIRST = (SUMS, SIGNATURE, INFO)  # in this order, before all others: what a reader decides by
-FILES = frozenset({*FIRST, README, LOCK, "rules.json", "claims.json", "MODEL_CARD.md"})
+FILES = frozenset({*FIRST, README, LOCK, CLAIMS, "rules.json"})
 FOLDERS = frozenset({"recipes", "rendered", "quality", "results", "engine"})
 
 MAX_ENTRIES = 20_000

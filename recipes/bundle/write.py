@@ -104,11 +104,10 @@ def bundle_entries(
     require_rules(loaded)
     chain = chain_of(loaded)
     entries = [*_recipe_files(chain), *_model_files(chain)]
-    profile = _profile(loaded)
-    lock, why = _lock(loaded, profile, images, revision)
+    lock, why = _lock(loaded, profile_of(loaded), images, revision)
     image = next(iter(images.by_platform.values()), None) if images.by_platform else None
     entries += [Entry(LOCK, as_text(lock).encode())] if lock else []
-    entries += _rendered(loaded, profile, image)
+    entries += rendered(loaded, image)
     entries += [Entry("rules.json", _json(_rules())), Entry("claims.json", _json(as_data(loaded.recipe)["claims"]))]
     entries += [Entry(f"quality/{suite}.jsonl", text) for suite, text in carried.quality.items()]
     for run, folder in carried.runs:
@@ -165,7 +164,7 @@ def _model_files(chain: Sequence[Loaded]) -> list[Entry]:
     return [Entry(name, file) for name, file in found.items()]
 
 
-def _profile(loaded: Loaded) -> Machine:
+def profile_of(loaded: Loaded) -> Machine:
     """The machine profile that a bundle's lock and rendered files are for: the family's own, never this machine's."""
     machines = load_machines()
     family = load_ladder(loaded.recipe.family, loaded.folder.parent)
@@ -186,10 +185,10 @@ def _lock(loaded: Loaded, profile: Machine, images: Images, revision: str | None
     return lock_for(with_revision(loaded, revision), profile, images, None), None
 
 
-def _rendered(loaded: Loaded, profile: Machine, image: str | None) -> list[Entry]:
+def rendered(loaded: Loaded, image: str | None) -> list[Entry]:
     """The recipe for every target, for a host of its profile; placeholders where only a site knows."""
     cuda = declaration(loaded.recipe.engine.image).device == "cuda"
-    spec = hosted(loaded, serving_spec(loaded, profile))
+    spec = hosted(loaded, serving_spec(loaded, profile_of(loaded)))
     named = image or f"station-recipes/{loaded.recipe.engine.image}@{NO_DIGEST}"
     box = container(loaded, named, NO_GPU if cuda else None, Path(HOST_CACHE))
     return [Entry(f"rendered/{FILE_NAMES[target]}", render(target, spec, box).encode()) for target in TEMPLATES]
