@@ -7,7 +7,7 @@ from bench.handover.runs import chosen_runs, items_of, published_ladders
 from images.console import emit_json, out, stage, table
 from images.errors import UsageProblem
 from recipes.bundle.carry import carried_engine
-from recipes.bundle.layout import BundleInfo
+from recipes.bundle.layout import VERSION, BundleInfo
 from recipes.bundle.sign import public_text, secret_key
 from recipes.bundle.write import Written, bundle_entries, write_bundle
 from recipes.load import load_recipe
@@ -54,6 +54,8 @@ def make_bundle(wanted: Wanted, as_json: bool) -> None:
 
 def write(wanted: Wanted) -> Written:
     """Gather and write a bundle; `make_bundle` without the words."""
+    if not VERSION.fullmatch(wanted.version):
+        raise UsageProblem(f"--version {wanted.version!r}: wanted letters, digits, dots, dashes and _, 64 at most")
     loaded = load_recipe(wanted.recipe)
     recipe = loaded.recipe
     images = parse_images(list(wanted.images))

@@ -32,7 +32,8 @@ MAX_GB = 2  # all files together, unless the reader is told otherwise
 # A part begins with a letter, a digit or _, so no name is hidden, an option, or leads upwards.
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+@=-]*(?:/[A-Za-z0-9_][A-Za-z0-9._+@=-]*)*")
 SUMS_LINE = re.compile(r"([0-9a-f]{64})  (\S+)")
-Version = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+Version = Annotated[str, StringConstraints(pattern=f"^{VERSION.pattern}$")]
 Platform = Annotated[str, StringConstraints(pattern=r"^linux/[a-z0-9]+$")]
 ShortText = Annotated[Text, StringConstraints(max_length=1000)]
 
