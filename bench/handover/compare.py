@@ -14,12 +14,14 @@ from bench.claims import MACHINE_INDEPENDENT, judge_claim
 from bench.evidence import Evidence
 from bench.guards import run_guards
 from bench.measurement import Measurement, measure_evidence
+from bench.statistics import BOOTS_FOR_INTERVAL
 from bench.verdict import figures_status, judge
 from recipes.load import as_data, changes, leaves
 from recipes.model_files import differing_files
 
 SCHEMA = 1
-SMALL_GAP = 0.02  # of a rate that nobody claimed: less is not worth a cause
+# Of a rate that nobody claimed: less is not worth a cause. With fewer boots than three, how they scatter isn't known.
+SMALL_GAP, SMALL_GAP_OF_FEW_BOOTS = 0.02, 0.05
 # What differs, in the order in which it explains a gap: what changes the answers first, what changes only speed last.
 ORDER = ("validity", "model", "settings", "load", "engine", "prompts", "machine", "conditions")
 ONLY_SPEED = frozenset({"machine", "conditions"})
@@ -154,7 +156,7 @@ def differences(mine: Side, theirs: Side) -> list[Difference]:
 
 def _validity(mine: Side, theirs: Side) -> list[Difference]:
     said = [_void(each) for each in (mine, theirs)]
-    return [Difference("validity", "guards that void it", *said)] if said[0] != said[1] else []
+    return [Difference("validity", "guards that void it", *said)] if any(said) else []
 
 
 def _void(one: Side) -> str | None:
@@ -238,7 +240,10 @@ def likeliest(apart: list[dict], rate: dict | None, found: list[Difference], min
     """
     counted = [row for row in apart if row["metric"] in MACHINE_INDEPENDENT]
     factor = _strongest(rate)
-    if not apart and (rate is None or abs(rate["gap"]) < SMALL_GAP):
+    boots = min(mine.measured.boots, theirs.measured.boots)
+    small = SMALL_GAP if boots >= BOOTS_FOR_INTERVAL else SMALL_GAP_OF_FEW_BOOTS
+    voided = any(each.kind == "validity" for each in found)
+    if not apart and not voided and (rate is None or abs(rate["gap"]) < small):
         return {"kind": None, "text": "No gap to explain."}
     kinds = [kind for kind in ORDER if any(each.kind == kind for each in found)]
     if counted:
@@ -250,8 +255,7 @@ def likeliest(apart: list[dict], rate: dict | None, found: list[Difference], min
         what = ", ".join(_pair(each) for each in named[:4])
         more = f" and {len(named) - 4} more" if len(named) > 4 else ""
         return {"kind": kinds[0], "text": f"{WORDS[kinds[0]]}: {what}{more}."}
-    boots = min(mine.measured.boots, theirs.measured.boots)
-    if not counted and boots < 3:
+    if not counted and boots < BOOTS_FOR_INTERVAL:
         text = (
             f"nothing recorded differs that could: with {boots} boot(s) it may be how boots scatter; three each tell."
         )
