@@ -12,7 +12,7 @@ from images.engine import engine_identity
 from images.errors import BundleProblem, UsageProblem
 from images.staging import workspace
 from images.transport import save_image
-from images.wheels import ensure_control_wheels, ensure_wheels
+from images.wheels import ensure_control_wheels, ensure_wheels, platform_tags
 from images.yaml_source import shown
 from recipes.bundle.layout import CarriedCaches, CarriedImage, CarriedWheels
 from recipes.bundle.write import Carried
@@ -21,6 +21,7 @@ from recipes.machine import machine_facts
 from recipes.serving import platform_of
 
 ARCHIVE = "engine/image.oci.tar"
+LONGEST_NAME = 100  # of the last part of a path, in a plain tar
 DEVICE = re.compile(r"cpu|sm_[0-9]{2,3}[a-z]?")
 
 
@@ -53,11 +54,23 @@ def _wheels(loaded: Loaded, platform: str, files: dict[str, Path]) -> CarriedWhe
     control = ensure_control_wheels(platform, python)
     for part, house in (("wheels", engine), ("control", control)):
         for wheel in sorted(house.folder.glob("*.whl")):
-            files[f"engine/{part}/{wheel.name}"] = wheel
+            files[f"engine/{part}/{short_name(wheel.name, platform)}"] = wheel
     machine = next(machine for machine, each in MACHINES.items() if each == platform)
     return CarriedWheels(
         platform=platform, python=python, identity=engine_identity(name, f"cpython-{python.replace('.', '')}", machine)
     )
+
+
+def short_name(name: str, platform: str) -> str:
+    """A wheel's name as a tar's header holds it: of several platform tags the one that most systems take.
+
+    Installers read the tags from the name, and the hash is the content's: the wheel stays the pinned one.
+    """
+    if len(name) <= LONGEST_NAME:
+        return name
+    head, _, tags = name.removesuffix(".whl").rpartition("-")
+    fitting = [tag for tag in platform_tags(platform) if tag in tags.split(".")]
+    return f"{head}-{(fitting or tags.split('.'))[-1]}.whl"
 
 
 def _archive(image: str, folder: Path, platform: str, files: dict[str, Path]) -> CarriedImage:
