@@ -125,7 +125,7 @@ def read_lock(file: Path) -> dict:
         lock = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageProblem(f"{shown(file)}: can't be read: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageProblem(f"{shown(file)}: not a lock: {error}") from error
     if not isinstance(lock, dict) or lock.get("schema") != SCHEMA:
         found = lock.get("schema") if isinstance(lock, dict) else type(lock).__name__

@@ -201,6 +201,13 @@ def test_a_rendered_script_that_is_not_the_recipes_is_told(tmp_path):
     assert found.ok is False and "docker.sh" in found.found and "don't run" in found.found
 
 
+@pytest.mark.parametrize(
+    "text", [b"[" * 100_000, b"\xff", b"{}", b"[]", b'{"schema": 1}', b'{"schema": 1, "recipe": 1}']
+)
+def test_a_lock_that_is_none_is_refused(tmp_path, text):
+    assert "lock" in refusal(forged(tmp_path, {"lock.json": text}))  # the first was found by the fuzzer
+
+
 def test_a_lock_of_another_recipe_is_refused(tmp_path):
     lock = json.loads(files_of(tiny_bundle(tmp_path))["lock.json"])
     lock["recipe"]["benchmark"]["concurrency"] = 64
