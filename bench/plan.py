@@ -2,6 +2,7 @@
 
 from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 
 from bench.record import Plan
 from images.build import Built, Order, build_image, held_image
@@ -83,9 +84,10 @@ def ensure_image(loaded: Loaded) -> Built:
 
 
 def engine_container(loaded: Loaded, built: Built, machine: dict, profile: Machine) -> Container:
-    """The container part of a plan: the image, the one GPU, and a cache volume that belongs to this image alone."""
+    """The container part of a plan: the image, the one GPU, and the site's cache, else a volume of this image alone."""
     device = gpu_device(loaded.recipe, machine, profile, loaded.site.gpu)
-    return container(loaded, built.reference, device, f"station-recipes-{built.name}-{built.identity}")
+    volume = f"station-recipes-{built.name}-{built.identity}"
+    return container(loaded, built.reference, device, Path(loaded.site.cache) if loaded.site.cache else volume)
 
 
 def gather_service(recipe: str, host: str, windows: int) -> Plan:

@@ -1,5 +1,6 @@
 """Room bench: `./inv adopt`: brings a bundle, checks it, judges its runs again, shows it, and keeps it as it came."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -7,17 +8,20 @@ from pathlib import Path
 from bench.evidence import read_evidence
 from bench.handover.runs import items_of
 from bench.handover.text import MARKS
+from bench.plan import choose_runtime
 from bench.runfolder import seal_faults
 from bench.verdict import judge
 from images.console import emit_json, note, out, stage, table
 from images.errors import BundleProblem, Problem
+from images.index import cache_root
 from images.registry import Wire
+from images.staging import disk
 from images.transport import load_image
 from images.validate import validate
 from images.yaml_source import Mark, shown
 from recipes.adopted import Adopted, Site
 from recipes.bundle.adopt import Candidate, Wishes, candidate, keep, would_change
-from recipes.bundle.carry import ARCHIVE
+from recipes.bundle.carry import ARCHIVE, place_caches
 from recipes.bundle.fits import Finding, preflight_findings
 from recipes.bundle.layout import GB
 from recipes.bundle.read import Limits
@@ -70,12 +74,12 @@ def take(asked: Taken, as_json: bool) -> int:
             findings = [*found.findings, *_proof_findings(found)]
             findings += preflight_findings(found.loaded) if asked.doctor else []
             wrong = [each for each in findings if each.ok is False]
-            kept = None if asked.check else _keep(found, asked)
+            kept = None if asked.check else _keep(found, asked, facts)
             _say(found, findings, kept, asked, as_json)
     return PROBLEMS_FOUND if asked.check and wrong else 0
 
 
-def _keep(found: Candidate, asked: Taken) -> Adopted:
+def _keep(found: Candidate, asked: Taken, facts: dict) -> Adopted:
     carry = not asked.without_engine
     archive = found.bundle.folder / ARCHIVE
     if carry and archive.is_file() and not found.already:
@@ -83,7 +87,23 @@ def _keep(found: Candidate, asked: Taken) -> Adopted:
         if image.image_id != found.bundle.info.archive.image_id:
             raise BundleProblem(f"the image inside is {image.image_id}, bundle.json says another")
         found = replace(found, site=found.site.model_copy(update={"image": image.image_id}))
-    return keep(found, carry)
+    kept = keep(found, carry)
+    if carry and found.bundle.info.caches:
+        _place_kernels(kept, found, facts)
+    return kept
+
+
+def _place_kernels(kept: Adopted, found: Candidate, facts: dict) -> None:
+    """Put carried kernels where the engine looks: the site's cache folder, or for a process vLLM's own cache."""
+    contained = choose_runtime(found.loaded, None) == "docker"
+    if contained and not kept.site.cache:
+        note("The kernels it carries were not put anywhere: name the engine's cache folder with --cache.")
+        return
+    into = Path(kept.site.cache) if kept.site.cache else cache_root()
+    uid = found.loaded.recipe.runtime.user if contained else os.geteuid()
+    with disk(into.parent):
+        count = place_caches(kept.bundle, found.bundle.info.caches, into, uid, facts)
+    note(f"{count} files of compiled kernels were put into {shown(into)}.")
 
 
 def _proof_findings(found: Candidate) -> list[Finding]:

@@ -25,7 +25,7 @@ class Wanted:
     runs: tuple[str, ...] = ()
     with_engine: bool = False
     archive: str | None = None
-    caches: Path | None = None
+    caches: str | None = None
     platform: str | None = None
     images: tuple[str, ...] = ()
     revision: str | None = None

@@ -1,20 +1,23 @@
 """Room recipes: the engine that a bundle carries: wheels for a host without a network, an image, compiled kernels."""
 
+import os
 import re
+import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from images.archive import read_archive
+from images.console import note
 from images.declaration import MACHINES, declaration
 from images.engine import engine_identity
-from images.errors import BundleProblem, UsageProblem
+from images.errors import UsageProblem
 from images.staging import workspace
 from images.transport import save_image
 from images.wheels import ensure_control_wheels, ensure_wheels, platform_tags
 from images.yaml_source import shown
-from recipes.bundle.layout import CarriedCaches, CarriedImage, CarriedWheels
+from recipes.bundle.layout import CarriedCaches, CarriedImage, CarriedWheels, why_bad_name
 from recipes.bundle.write import Carried
 from recipes.load import Loaded
 from recipes.machine import machine_facts
@@ -22,12 +25,14 @@ from recipes.serving import platform_of
 
 ARCHIVE = "engine/image.oci.tar"
 LONGEST_NAME = 100  # of the last part of a path, in a plain tar
-DEVICE = re.compile(r"cpu|sm_[0-9]{2,3}[a-z]?")
+# What engines compile and tune, below the one folder that containers have for it; downloads and homes are not kernels.
+KERNELS = ("vllm", "flashinfer", "triton", "inductor", "cuda")
+DEVICE = re.compile(r"cpu|sm_[0-9]{2,3}[a-f]?")
 
 
 @contextmanager
 def carried_engine(
-    loaded: Loaded, wheels: bool, image: str | None, caches: Path | None, platform: str | None
+    loaded: Loaded, wheels: bool, image: str | None, caches: str | None, platform: str | None
 ) -> Iterator[Carried]:
     """What a bundle carries of the engine, as files; what was made for it is gone after the `with` block.
 
@@ -82,18 +87,62 @@ def _archive(image: str, folder: Path, platform: str, files: dict[str, Path]) ->
     return CarriedImage(platform=found.platform, image_id=found.image_id)
 
 
-def _caches(loaded: Loaded, folder: Path, platform: str, files: dict[str, Path]) -> tuple[CarriedCaches, ...]:
-    """Compiled kernels: a folder named by the device they are for, sm_90a or cpu, with what the engine keeps below."""
+def _caches(loaded: Loaded, text: str, platform: str, files: dict[str, Path]) -> tuple[CarriedCaches, ...]:
+    """Compiled kernels as DEVICE=FOLDER: what the engine keeps below the folder, by the names it has in a container."""
+    device, _, name = text.partition("=")
+    folder = Path(name)
+    if not DEVICE.fullmatch(device) or not name:
+        raise UsageProblem(f"--caches {text}: wanted DEVICE=FOLDER, such as sm_103a=/var/lib/station-recipes/cache")
     if not folder.is_dir():
-        raise UsageProblem(f"--caches {shown(folder)}: there is no such folder")
-    if not DEVICE.fullmatch(folder.name):
-        raise UsageProblem(
-            f"--caches {shown(folder)}: name the folder by the device its kernels are for, such as sm_90a or cpu"
+        raise UsageProblem(f"--caches {text}: there is no folder {shown(folder)}")
+    left_out, before = 0, len(files)
+    for part in KERNELS:
+        for path in sorted((folder / part).rglob("*")):
+            inside = f"engine/caches/{device}/{path.relative_to(folder).as_posix()}"
+            if path.is_symlink() or (path.is_file() and why_bad_name(inside)):
+                left_out += 1
+            elif path.is_file():
+                files[inside] = path
+    if len(files) == before:
+        raise UsageProblem(f"--caches {text}: {shown(folder)} has no kernels: none of {', '.join(KERNELS)} in it")
+    if left_out:
+        note(
+            f"{left_out} files of {shown(folder)} are left out: links, locks, hidden ones. The engine makes them anew."
         )
-    found = [path for path in sorted(folder.rglob("*")) if path.is_symlink() or path.is_file()]
-    if any(path.is_symlink() for path in found):
-        raise BundleProblem(f"{shown(folder)} holds symbolic links; a bundle holds plain files only")
-    for path in found:
-        files[f"engine/caches/{folder.name}/{path.relative_to(folder).as_posix()}"] = path
-    identity = engine_identity(loaded.recipe.engine.image)
-    return (CarriedCaches(platform=platform, identity=identity, device=folder.name),)
+    engine = loaded.recipe.engine
+    return (CarriedCaches(platform=platform, engine=f"{engine.image} {engine.version}", device=device),)
+
+
+def kernel_device(facts: dict) -> set[str]:
+    """The devices of a machine as kernels are compiled for them: cpu, and sm_103 of a compute capability 10.3."""
+    told = [str(gpu.get("compute_capability") or "") for gpu in facts["gpus"]]
+    return {"cpu", *(f"sm_{each.replace('.', '')}" for each in told if each)}
+
+
+def fits_kernels(caches: CarriedCaches, facts: dict) -> bool:
+    """Whether kernels are for a device of this machine; sm_103a are those of sm_103."""
+    return caches.device.rstrip("abcdef") in kernel_device(facts) or caches.device in kernel_device(facts)
+
+
+def place_caches(bundle: Path, caches: Sequence[CarriedCaches], into: Path, uid: int, facts: dict) -> int:
+    """Copy carried kernels of this machine's devices to an engine's cache folder; returns how many files.
+
+    What is there stays. Files belong to the engine's user where we may give them away.
+    """
+    placed = 0
+    for each in caches:
+        if not fits_kernels(each, facts):
+            continue
+        source = bundle / "engine" / "caches" / each.device
+        for file in sorted(source.rglob("*")):
+            target = into / file.relative_to(source)
+            if file.is_dir() or target.exists():
+                continue
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, target)
+            placed += 1
+    if placed and os.geteuid() == 0:
+        for path in [into, *(path for part in KERNELS for path in [into / part, *(into / part).rglob("*")])]:
+            if path.exists():
+                os.chown(path, uid, uid)
+    return placed

@@ -9,6 +9,7 @@ from images.engine import engine_identity, find_engine
 from images.errors import Problem, UsageProblem
 from images.registry import Wire, reachable, retention
 from recipes.adopted import Site
+from recipes.bundle.carry import fits_kernels, kernel_device
 from recipes.bundle.read import Bundle
 from recipes.hosts import run_playbook
 from recipes.load import Loaded
@@ -42,8 +43,28 @@ def machine_findings(loaded: Loaded, facts: dict, site: Site) -> list[Finding]:
     return found
 
 
+def kernel_findings(bundle: Bundle, facts: dict) -> list[Finding]:
+    """Whether carried kernels are for a device of this machine and for the recipe's engine."""
+    engine = f"{bundle.info.engine.image} {bundle.info.engine.version}"
+    return [
+        Finding(
+            "kernels",
+            fits_kernels(each, facts) and each.engine == engine,
+            f"for {each.device} and {each.engine}; here: {', '.join(sorted(kernel_device(facts)))} and {engine}",
+        )
+        for each in bundle.info.caches
+    ]
+
+
 def engine_findings(loaded: Loaded, bundle: Bundle | None, facts: dict, site: Site) -> list[Finding]:
     """Whether the engine is here, comes with the bundle, or can be had. `bundle`: None when its engine is left out."""
+    return [
+        *_engine_findings(loaded, bundle, facts, site),
+        *(kernel_findings(bundle, facts) if bundle else []),
+    ]
+
+
+def _engine_findings(loaded: Loaded, bundle: Bundle | None, facts: dict, site: Site) -> list[Finding]:
     facts_of = declaration(loaded.recipe.engine.image)
     if facts_of.disk_gb is None or loaded.recipe.runtime.kind == "docker":
         return _image_findings(loaded, bundle, facts, site)

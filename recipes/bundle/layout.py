@@ -69,11 +69,11 @@ class CarriedImage(Part):
 
 
 class CarriedCaches(Part):
-    """Compiled kernels: of one engine, one platform, one kind of device."""
+    """Compiled kernels: of one engine and version, one platform, one kind of device, such as sm_103a."""
 
     platform: Platform
-    identity: ShortText
-    device: ShortText
+    engine: ShortText
+    device: Annotated[str, StringConstraints(pattern=r"^(cpu|sm_[0-9]{2,3}[a-f]?)$")]
 
 
 class CarriedRun(Part):

@@ -8,6 +8,7 @@ import pytest
 from images.errors import BundleProblem, Problem, UsageProblem
 from recipes.adopted import Site, adopted_root, find_adopted
 from recipes.bundle.adopt import Candidate, Wishes, candidate, keep
+from recipes.bundle.carry import carried_engine, place_caches
 from recipes.bundle.layout import CarriedCaches, CarriedWheels
 from recipes.bundle.sign import public_text
 from recipes.bundle.write import Carried
@@ -155,7 +156,7 @@ def test_code_and_pickles_among_the_models_files_need_to_be_allowed(tmp_path, na
 
 
 def test_compiled_kernels_need_to_be_allowed(tmp_path):
-    kernels = CarriedCaches(platform="linux/amd64", identity="0" * 16, device="sm_90a")
+    kernels = CarriedCaches(platform="linux/amd64", engine="cpu 0.32.0", device="sm_90a")
     assert "compiled kernels" in refusal(tiny_bundle(tmp_path, carried=Carried(caches=(kernels,))))
 
 
@@ -243,3 +244,44 @@ def test_looking_at_a_bundle_keeps_nothing(tmp_path):
         "of h200-sxm: a run here is NOT_COMPARABLE to those"
     ]
     assert list(adopted_root().iterdir()) == []
+
+
+def kernels(folder: Path, device: str) -> dict[str, Path]:
+    """Files of compiled kernels as a bundle carries them."""
+    file = folder / "kernel.so"
+    file.write_bytes(b"code")
+    return {f"engine/caches/{device}/flashinfer/0.7/{device}/kernel.so": file}
+
+
+def test_kernels_of_this_machine_go_to_the_cache_of_the_site_and_others_do_not(tmp_path):
+    cache = tmp_path / "cache"
+    (cache / "flashinfer/0.7/sm_103a").mkdir(parents=True)
+    (cache / "flashinfer/0.7/sm_103a/kernel.so").write_bytes(b"my own")
+    station = {**FACTS, "gpus": [{"compute_capability": "10.3"}]}
+    for device, facts, placed in (("sm_103a", station, 0), ("sm_103a", FACTS, 0), ("cpu", FACTS, 1)):
+        named = CarriedCaches(platform="linux/amd64", engine="cpu 0.32.0", device=device)
+        (tmp_path / f"{device}{len(facts['gpus'])}").mkdir()
+        carried = Carried(files=kernels(tmp_path, device), caches=(named,))
+        bundle = tiny_bundle(tmp_path / f"{device}{len(facts['gpus'])}", carried=carried)
+        with candidate(
+            bundle, "it", Wishes(allow_code=True, label=f"{device.replace('_', '-')}{placed}"), facts
+        ) as found:
+            told = next(each for each in found.findings if each.id == "kernels")
+            assert told.ok is (device == "cpu" or facts is station)
+            assert place_caches(found.bundle.folder, found.bundle.info.caches, cache, 1000, facts) == placed
+    assert (cache / "flashinfer/0.7/sm_103a/kernel.so").read_bytes() == b"my own", "nothing is replaced"
+    assert (cache / "flashinfer/0.7/cpu/kernel.so").read_bytes() == b"code"
+
+
+def test_only_kernels_are_carried_out_of_a_cache(tmp_path):
+    cache = tmp_path / "cache"
+    for name in ("vllm/a/kernel.so", "triton/.lock", "huggingface/token", "home/.netrc", "flashinfer/90a/x.so"):
+        (cache / name).parent.mkdir(parents=True, exist_ok=True)
+        (cache / name).write_bytes(b"x")
+    (cache / "vllm/link").symlink_to("/etc/passwd")
+    with carried_engine(load_recipe("micro"), False, None, f"sm_90a={cache}", "linux/amd64") as carried:
+        assert set(carried.files) == {
+            "engine/caches/sm_90a/vllm/a/kernel.so",
+            "engine/caches/sm_90a/flashinfer/90a/x.so",
+        }
+        assert [each.device for each in carried.caches] == ["sm_90a"]
