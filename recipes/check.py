@@ -16,7 +16,7 @@ from recipes.machine import gpu_device, load_machines, machine_facts, machine_pr
 from recipes.render import render
 from recipes.rules import RULES, broken_rules, require_rules
 from recipes.schema import Recipe
-from recipes.spec import container, serving_spec
+from recipes.spec import HOST_CACHE, container, serving_spec
 
 SCHEMA_FILE = Path(__file__).with_name("recipe.schema.json")
 
@@ -168,18 +168,26 @@ def render_lock(
     _render(loaded, target, chosen, device, cache, out_file)
 
 
-def render_recipe(name: str, target: str, image: str, device: str | None, cache: Path, out_file: Path | None) -> None:
-    """Render a recipe for a target; print it, or write it to a file."""
+def render_recipe(
+    name: str, target: str, image: str | None, device: str | None, cache: Path | None, out_file: Path | None
+) -> None:
+    """Render a recipe for a target; print it, or write it to a file. Of an adopted one the site's overlay fills in.
+
+    Raises UsageProblem where no image is named.
+    """
     loaded = load_recipe(name)
     require_rules(loaded)
-    _render(loaded, target, image, device, cache, out_file)
+    chosen = image or loaded.site.image
+    if not chosen:
+        raise UsageProblem(f"render --recipe {name} needs --image NAME@sha256:…: the engine's image")
+    _render(loaded, target, chosen, device, cache or Path(loaded.site.cache or HOST_CACHE), out_file)
 
 
 def _render(loaded: Loaded, target: str, image: str, device: str | None, cache: Path, out_file: Path | None) -> None:
     facts = machine_facts()
     profile = machine_profile(facts, load_machines())
     spec = serving_spec(loaded, profile)
-    chosen = device or gpu_device(loaded.recipe, facts, profile)
+    chosen = device or gpu_device(loaded.recipe, facts, profile, loaded.site.gpu)
     text = render(target, spec, container(loaded, image, chosen, cache))
     if out_file is None:
         print(text, end="")  # noqa: T201 (the result itself, for a pipe)

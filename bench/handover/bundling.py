@@ -57,6 +57,8 @@ def write(wanted: Wanted) -> Written:
     if not VERSION.fullmatch(wanted.version):
         raise UsageProblem(f"--version {wanted.version!r}: wanted letters, digits, dots, dashes and _, 64 at most")
     loaded = load_recipe(wanted.recipe)
+    if loaded.origin:  # as it came, without what this site says of it
+        loaded = load_recipe(loaded.recipe.id, loaded.folder.parent)
     recipe = loaded.recipe
     images = parse_images(list(wanted.images))
     key = secret_key(wanted.key) if wanted.key else None

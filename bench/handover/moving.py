@@ -58,7 +58,7 @@ def pull_from(source: str, target: Path, choice: Choice, max_gb: int, as_json: b
         stack.enter_context(disk(target.parent))
         folder = stack.enter_context(workspace(target))
         local = stack.enter_context(brought(source, choice, limits))
-        bundle = stack.enter_context(unpacked(local, folder / "read", limits))
+        bundle = stack.enter_context(unpacked(local, folder / "read", limits, called=source))
         info, content = bundle.info, bundle.content
         fetched = folder / "read" if local.is_dir() else Path(shutil.move(local, folder / "bundle.tar"))
         fetched.rename(target)

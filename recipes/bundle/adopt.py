@@ -6,6 +6,7 @@ import re
 import shutil
 import socket
 import tempfile
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -34,6 +35,7 @@ MODEL_SUFFIXES = frozenset({".safetensors", ".json", ".jsonl", ".txt", ".model",
 CODE_FLAGS = re.compile(
     r"trust-remote-code|.*-plugin|middleware|.*worker-(extension-)?cls|.*logits-processors?|code-.*"
 )
+STAGING, STALE_S = ".staging-", 86_400
 SITE_HEAD = """\
 # What this machine says of {recipe}, adopted as {label}. The bundle beside it is never edited.
 # port: on 127.0.0.1 · gpu: UUID of the one GPU · cache: host folder for rendered files
@@ -79,9 +81,10 @@ def candidate(
     root = adopted_root()
     with disk(root):
         root.mkdir(parents=True, exist_ok=True)
-        staging = Path(tempfile.mkdtemp(prefix=".staging-", dir=root))
+        _clear(root)
+        staging = Path(tempfile.mkdtemp(prefix=STAGING, dir=root))
     try:
-        with unpacked(local, staging / BUNDLE, wishes.limits, progress) as bundle:
+        with unpacked(local, staging / BUNDLE, wishes.limits, progress, source) as bundle:
             _require_signer(bundle, wishes, source)
             loaded = _load(bundle)
             _require_platform(bundle, wishes, facts)
@@ -93,6 +96,13 @@ def candidate(
             yield found
     finally:
         shutil.rmtree(staging, ignore_errors=True)
+
+
+def _clear(root: Path) -> None:
+    """Remove what an adopt that was killed by force left, a day later."""
+    for path in root.glob(f"{STAGING}*"):
+        if time.time() - path.stat().st_mtime > STALE_S:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def _require_signer(bundle: Bundle, wishes: Wishes, source: str) -> None:

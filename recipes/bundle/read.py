@@ -67,21 +67,21 @@ class Bundle:
 
 
 @contextmanager
-def unpacked(source: Path, folder: Path, limits: Limits, progress: Progress = lambda _: None) -> Iterator[Bundle]:
+def unpacked(
+    source: Path, folder: Path, limits: Limits, progress: Progress = lambda _: None, called: str | None = None
+) -> Iterator[Bundle]:
     """Check a bundle, a tar or a folder, while it is copied to `folder`, which is made and is removed on any error.
 
-    Raises BundleProblem with the reason, naming the file at fault.
+    `called` is how a person named it, where that isn't `source`. Raises BundleProblem with the reason, naming the
+    file at fault.
     """
-    what = shown(source)
+    what = called or shown(source)
     try:
         with disk(folder.parent):
             folder.mkdir()
             try:
-                bundle = (
-                    _from_folder(source, folder, limits, progress)
-                    if source.is_dir()
-                    else _from_tar(source, folder, limits, progress)
-                )
+                read = _from_folder if source.is_dir() else _from_tar
+                bundle = read(source, folder, limits, progress, what)
             except OSError as error:
                 if error.filename and Path(error.filename) == source:
                     raise BundleProblem(f"{what}: can't be read: {error.strerror}") from None
@@ -92,19 +92,18 @@ def unpacked(source: Path, folder: Path, limits: Limits, progress: Progress = la
         raise
 
 
-def _from_tar(file: Path, folder: Path, limits: Limits, progress: Progress) -> Bundle:
-    what = shown(file)
+def _from_tar(file: Path, folder: Path, limits: Limits, progress: Progress, what: str) -> Bundle:
     if not file.is_file():
         raise BundleProblem(f"{what}: there is no such file or folder")
     with file.open("rb") as source:
         return _read(read_tar(source, what), folder, limits, progress, what)
 
 
-def _from_folder(source: Path, folder: Path, limits: Limits, progress: Progress) -> Bundle:
-    what = shown(source)
+def _from_folder(source: Path, folder: Path, limits: Limits, progress: Progress, what: str) -> Bundle:
     if not (source / SUMS).is_file():
         raise BundleProblem(f"{what} is no bundle: it has no {SUMS}")
-    wanted = list(read_sums(_plain(source, SUMS, what).read(MAX_SMALL), what))
+    with _plain(source, SUMS, what) as opened:
+        wanted = list(read_sums(opened.read(MAX_SMALL), what))
     present = set()
     for root, folders, names in os.walk(source):
         for name in [*names, *(each for each in folders if (Path(root) / each).is_symlink())]:

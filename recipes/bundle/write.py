@@ -46,10 +46,9 @@ from recipes.render import TEMPLATES, render
 from recipes.rules import RULES, TABLE_VERSION, require_rules
 from recipes.schema import Machine
 from recipes.serving import hosted
-from recipes.spec import container, serving_spec
+from recipes.spec import HOST_CACHE, container, serving_spec
 
 PYTHONS = ("311", "312", "313", "314")
-HOST_CACHE = "/var/lib/station-recipes/cache"
 NO_DIGEST = "sha256:" + "0" * 64
 NO_GPU = "nvidia.com/gpu=GPU-00000000-0000-0000-0000-000000000000"
 FILE_NAMES = {"docker": "docker.sh", "compose": "compose.yaml", "systemd": "station-recipes.service"}

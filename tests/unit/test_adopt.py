@@ -1,10 +1,13 @@
 """Adopting: what a stranger's bundle may say and not do; the overlay of a site never edits it."""
 
 import json
+import os
+import time
 from pathlib import Path
 
 import pytest
 
+from bench.handover.bundling import Wanted, write
 from images.errors import BundleProblem, Problem, UsageProblem
 from recipes.adopted import Site, adopted_root, find_adopted
 from recipes.bundle.adopt import Candidate, Wishes, candidate, keep
@@ -72,6 +75,21 @@ def test_the_site_overlay_decides_port_and_gpu_and_the_bundle_stays_as_it_was(tm
     again = adopt(bundle, site=Site(port=9124))
     assert (again.folder, load_recipe(kept.reference).recipe.runtime.port) == (kept.folder, 9124)
     assert {name: data for name, data in tree(kept.bundle).items() if data != "folder"} == before
+
+
+def test_what_was_adopted_is_handed_on_as_it_came(tmp_path):
+    first = tiny_bundle(tmp_path, signed=False)
+    kept = adopt(first, site=Site(port=9123))
+    write(Wanted(kept.reference, str(tmp_path / "again.tar")))
+    assert (tmp_path / "again.tar").read_bytes() == first.read_bytes()
+
+
+def test_what_a_killed_adopt_left_is_gone_a_day_later(tmp_path, state):
+    for name, age_s in (("old", 90_000), ("new", 10)):
+        (state / "adopted" / f".staging-{name}").mkdir(parents=True)
+        os.utime(state / "adopted" / f".staging-{name}", (time.time() - age_s,) * 2)
+    adopt(tiny_bundle(tmp_path))
+    assert [path.name for path in adopted_root().glob(".staging-*")] == [".staging-new"]
 
 
 def test_an_overlay_that_cant_be_names_file_line_and_key(tmp_path):

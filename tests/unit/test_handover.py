@@ -17,6 +17,7 @@ from bench.handover.moving import pull_from, push_to
 from bench.handover.publish import RULES
 from images.errors import BundleProblem, Problem
 from images.registry import Wire
+from recipes.bundle.sign import public_text, secret_key
 from recipes.bundle.source import Choice
 from recipes.load import LIBRARY
 from tests.bundles import BASE, files_of, test_key, tiny_bundle, tree
@@ -179,6 +180,20 @@ def test_wrong_usage_ends_with_two_and_no_traceback(inv, tmp_path):
 def test_a_bundle_is_never_replaced(bundled):
     with pytest.raises(Problem, match="nothing is replaced"):
         write(Wanted("micro", str(bundled[0])))
+
+
+def test_a_key_with_a_password_signs_with_it_and_only_with_it(tmp_path, monkeypatch):
+    key = test_key()
+    key.encrypt("right", opslimit=32768, memlimit=1 << 24)
+    (tmp_path / "key").write_bytes(bytes(key) + b"\n")
+    monkeypatch.setenv("STATION_RECIPES_MINISIGN_PASSWORD", "wrong")
+    with pytest.raises(Problem, match="wrong password"):
+        secret_key(tmp_path / "key")
+    monkeypatch.setenv("STATION_RECIPES_MINISIGN_PASSWORD", "right")
+    assert public_text(secret_key(tmp_path / "key")) == public_text(test_key())
+    monkeypatch.delenv("STATION_RECIPES_MINISIGN_PASSWORD")
+    with pytest.raises(Problem, match="has a password: give it in"):
+        secret_key(tmp_path / "key")
 
 
 def test_a_secret_is_not_bundled(tmp_path):
