@@ -48,7 +48,7 @@ def start_client(engine: Engine, arguments: list[str], folder: Path) -> Abstract
     result into `folder`, and its words into client.log there.
     """
     environment = {**base_environment(), **FIXED_ENV, "OMP_NUM_THREADS": "1", "TMPDIR": str(folder)}
-    environment |= {"PYTHONUNBUFFERED": "1", "VLLM_CACHE_ROOT": str(cache_root() / "vllm")}
+    environment |= {"PYTHONUNBUFFERED": "1", "VLLM_CACHE_ROOT": str(cache_root() / "vllm"), **engine.environ()}
     return supervised([str(engine.python), *arguments], environment, folder / "client.log")
 
 

@@ -49,6 +49,8 @@ class BootRecord(Stored):
 
     boot: int
     image: str | None = None
+    boot_s: FiniteFloat | None = None
+    caches: dict | None = None
 
 
 class EngineRecord(Stored):
@@ -208,9 +210,27 @@ class Boot:
     log: str | None
 
 
+class Settings(Stored):
+    """A recipe as its engine takes it: `resolved` is what the configuration says by name, or None and `why`."""
+
+    id: str
+    argv: list[str]
+    env: dict[str, str]
+    resolved: dict[str, str | int | float | bool | None] | None = None
+    why: str | None = None
+
+
+class Resolved(Stored):
+    """resolved.json: what the engine made of this recipe, and of the one whose `changes` it is to show."""
+
+    changes: list[str]
+    before: Settings | None
+    after: Settings
+
+
 @dataclass(frozen=True)
 class Evidence:
-    """A run, read."""
+    """A run, read. `resolved`: None where nobody asked the engine what it makes of the settings."""
 
     recipe: Recipe
     manifest: Manifest
@@ -219,6 +239,7 @@ class Evidence:
     boots: list[Boot]
     quality: dict[str, list[dict]]
     seal_faults: list[str]
+    resolved: Resolved | None = None
 
 
 def read_evidence(run: Path) -> Evidence:
@@ -245,6 +266,7 @@ def _read(run: Path) -> Evidence:
         boots=[_read_boot(folder) for folder in sorted(boots, key=lambda folder: int(folder.name))],
         quality={file.stem: _read_answers(file) for file in sorted(run.glob("quality/*.jsonl"))},
         seal_faults=seal_faults(run),
+        resolved=_stored(Resolved, resolved) if (resolved := run / "resolved.json").is_file() else None,
     )
 
 

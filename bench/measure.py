@@ -3,7 +3,7 @@
 import gzip
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -24,6 +24,7 @@ from recipes.machine import gpu_device, load_machines, machine_profile
 from recipes.model_files import observed_files
 from recipes.run import docker, process
 from recipes.run.fetch import fetch_json
+from recipes.run.jit import look
 from recipes.run.managed import managed
 from recipes.run.process import Server
 from recipes.run.supervised import interrupts_held
@@ -33,17 +34,21 @@ WARM_UP_WAVES = 2
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 
 
-def measure(plan: Plan, root: Path) -> Path:
+def measure(plan: Plan, root: Path, on_made: Callable[[Path], None] = lambda _run: None) -> Path:
     """Make a run and return its folder, sealed: complete, or with the failure that ended it recorded.
 
-    Whatever goes wrong ends here: a fault of the engine, Ctrl-C, a full disk, a fault of our own. Everything
-    that was started is gone. Raises RunProblem only when the folder can't be made at all.
+    `on_made` gets the folder as soon as it is there. Whatever goes wrong ends here: a fault of the engine, Ctrl-C, a
+    full disk, a fault of our own. Everything that was started is gone. Raises RunProblem only when the folder can't
+    be made at all.
     """
     recorder = Recorder(plan)
     run = new_run(plan.loaded.recipe, root)
     try:
+        on_made(run)
         recorder.write(run)
         write_recipe(run, plan.loaded.recipe)
+        if plan.resolved is not None:
+            write_text(run / "resolved.json", anonymous(dump_json(plan.resolved), plan))
         identity = None if plan.url else plan.engine.identity
         machine = with_noise_floor({**plan.machine, **stored_measures(plan)}, identity, plan.loaded.recipe.family)
         write_text(run / "machine.json", dump_json(machine))
@@ -78,13 +83,13 @@ def _close(run: Path, recorder: Recorder) -> None:
 
 def _boots(plan: Plan, run: Path, recorder: Recorder) -> None:
     load = plan.loaded.recipe.benchmark
-    for boot in range(1, load.boots + 1):
+    for boot in range(plan.first_boot, plan.first_boot + load.boots):
         recorder.stage = f"boot {boot}"
         with _target(plan, run / "boots" / str(boot), boot, recorder) as target:
             recorder.manifest["engine"]["answered"].append(engine_version(target.url))
             if plan.load:
                 _measure_boot(plan, run, boot, target, recorder)
-            if boot == 1 and plan.loaded.recipe.quality:
+            if boot == plan.first_boot and plan.loaded.recipe.quality:
                 recorder.stage = "quality"
                 _measure_quality(plan, run, target)
 
@@ -98,10 +103,11 @@ def _target(plan: Plan, folder: Path, boot: int, recorder: Recorder) -> Iterator
     log = folder / "server.log"
     try:
         with ExitStack() as stack:
+            caches = None if plan.box else asdict(look(plan.engine))
             doing = "looking at the service" if plan.service else "starting the engine"
             with stage(f"boot {boot}: {doing}") as update:
                 server = stack.enter_context(_serve(plan, log, update))
-            _record_boot(plan, folder, boot, server, recorder)
+            _record_boot(plan, folder, boot, server, recorder, caches)
             yield Target(server.url, server.served_name, server.alive, log, server.processes)
     finally:
         if log.exists():
@@ -120,7 +126,7 @@ def _serve(plan: Plan, log: Path, progress: Callable[[str], None]) -> AbstractCo
     return docker.serve(plan.spec, plan.box, log, progress)
 
 
-def _record_boot(plan: Plan, folder: Path, boot: int, server: Server, recorder: Recorder) -> None:
+def _record_boot(plan: Plan, folder: Path, boot: int, server: Server, recorder: Recorder, caches: dict | None) -> None:
     rendered = [*plan.engine.command(), *plan.spec.argv]
     argv = {"rendered": rendered, "live": server.argv}
     write_text(folder / "argv.json", dump_json({key: [anonymous(a, plan) for a in argv[key]] for key in argv}))
@@ -129,7 +135,9 @@ def _record_boot(plan: Plan, folder: Path, boot: int, server: Server, recorder: 
     write_text(folder / "env.json", anonymous(dump_json(env), plan))
     took_s = None if server.boot_s is None else round(server.boot_s, 1)
     lasting = {"since": server.since} if server.since else {}
-    recorder.manifest["boots"].append({"boot": boot, "boot_s": took_s, "image": server.image, **lasting})
+    recorder.manifest["boots"].append(
+        {"boot": boot, "boot_s": took_s, "image": server.image, "caches": caches, **lasting}
+    )
 
 
 def _measure_boot(plan: Plan, run: Path, boot: int, target: Target, recorder: Recorder) -> None:

@@ -1,7 +1,7 @@
 """Room bench: gathers everything a run needs before anything is started."""
 
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bench.record import Plan
@@ -11,6 +11,7 @@ from images.declaration import declaration
 from images.docker_engine import is_remote
 from images.engine import ensure_engine
 from images.errors import Problem, UsageProblem
+from images.given import given_engine
 from images.verify import verify_image
 from recipes.hosts import run_playbook
 from recipes.load import Loaded, first_choice, load_recipe, with_options
@@ -27,7 +28,10 @@ RUNTIMES = ("process", "docker")
 
 @dataclass(frozen=True)
 class Options:
-    """What a command line may say about a run; 0 and None leave it to the recipe. `url`: a server of somebody's."""
+    """What a command line may say about a run; 0 and None leave it to the recipe.
+
+    `url`: a server of somebody's; `gpu`: the UUID of the one GPU; `engine_python`: an interpreter that has vLLM.
+    """
 
     recipe: str | None = None
     port: int = 0
@@ -36,6 +40,9 @@ class Options:
     runtime: str | None = None
     url: str | None = None
     load: bool = True
+    gpu: str | None = None
+    engine_python: str | None = None
+    engine_paths: tuple[str, ...] = ()
 
 
 def gather(options: Options) -> Plan:
@@ -45,14 +52,31 @@ def gather(options: Options) -> Plan:
     """
     machine = machine_facts()
     name, why = (options.recipe, "asked for") if options.recipe else first_choice(machine["slug"])
-    loaded = with_options(load_recipe(name), options.port, options.boots, options.windows)
+    loaded = load_recipe(name)
+    note(f"Recipe {loaded.recipe.id}: {loaded.recipe.title} ({why})")
+    return plan_for(loaded, options, machine)
+
+
+def plan_for(chosen: Loaded, options: Options, machine: dict) -> Plan:
+    """A plan for a recipe that was chosen: checked, with the options applied and its engine at hand.
+
+    Raises as `gather` does.
+    """
+    machine = with_gpu(machine, options.gpu)
+    loaded = with_options(chosen, options.port, options.boots, options.windows)
     require_rules(loaded)
     require_applies(loaded.recipe, machine)
-    note(f"Recipe {loaded.recipe.id}: {loaded.recipe.title} ({why})")
     profile = machine_profile(machine, load_machines())
     spec = serving_spec(loaded, profile)
+    if options.gpu:
+        spec = replace(spec, env={**spec.env, "CUDA_VISIBLE_DEVICES": options.gpu})
     if options.url is None:
         refuse_taken_port(spec.host, spec.port)
+    if options.engine_python:
+        if options.runtime == "docker":
+            raise UsageProblem("--engine-python is for engines that run as a process, not with --runtime docker")
+        engine = given_engine(loaded.recipe.engine.image, options.engine_python, options.engine_paths)
+        return Plan(loaded, engine, spec, machine, options.url, options.load)
     if choose_runtime(loaded, options.runtime) == "process":
         return Plan(
             loaded, ensure_engine(loaded.recipe.engine.image, loaded.wheels), spec, machine, options.url, options.load
@@ -60,6 +84,20 @@ def gather(options: Options) -> Plan:
     built = ensure_image(loaded)
     box = engine_container(loaded, built, machine, profile)
     return Plan(loaded, built, spec, machine, options.url, options.load, box)
+
+
+def with_gpu(machine: dict, uuid: str | None) -> dict:
+    """The machine's facts with one of its GPUs only, by UUID; as they are where none is named.
+
+    Raises UsageProblem where the machine has no such GPU.
+    """
+    if uuid is None:
+        return machine
+    found = [gpu for gpu in machine["gpus"] if gpu.get("uuid") == uuid]
+    if not found:
+        seen = ", ".join(f"{gpu.get('name')} {gpu.get('uuid')}" for gpu in machine["gpus"]) or "no NVIDIA GPU"
+        raise UsageProblem(f"--gpu {uuid}: this machine has {seen}")
+    return {**machine, "gpus": found}
 
 
 def choose_runtime(loaded: Loaded, asked: str | None) -> str:
@@ -71,7 +109,10 @@ def choose_runtime(loaded: Loaded, asked: str | None) -> str:
         raise UsageProblem(f"--runtime {asked}: wanted one of {', '.join(RUNTIMES)}")
     only_image = declaration(loaded.recipe.engine.image).disk_gb is None
     if asked == "process" and only_image:
-        raise UsageProblem(f"{loaded.recipe.id}: the {loaded.recipe.engine.image} engine runs in a container only")
+        raise UsageProblem(
+            f"{loaded.recipe.id}: the {loaded.recipe.engine.image} engine runs in a container only, unless you name an "
+            "interpreter that has it: --engine-python PYTHON"
+        )
     return asked or ("docker" if only_image else loaded.recipe.runtime.kind)
 
 

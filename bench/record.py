@@ -25,7 +25,9 @@ class Plan:
     """Everything a run needs, gathered before anything is started. `url`: a server someone else runs.
 
     Without `load` only the quality suites are run. With `box` the engine runs in a container of an image;
-    with `service` it runs there already, as provisioning left it.
+    with `service` it runs there already, as provisioning left it. Boots are counted from `first_boot`: it decides
+    their seeds. `resolved` is what the engine makes of the recipe, beside what it made of the one before (see
+    evidence.Resolved); a run keeps it.
     """
 
     loaded: Loaded
@@ -36,6 +38,8 @@ class Plan:
     load: bool = True
     box: Container | None = None
     service: bool = False
+    first_boot: int = 1
+    resolved: dict | None = None
 
 
 class Recorder:

@@ -29,9 +29,12 @@ EXIT_CODES = {
 WORST_FIRST = ("INVALID", "NOT_REPRODUCED", "INCONCLUSIVE", "NOT_COMPARABLE", "EXCEEDED", "REPRODUCED")
 
 
-def judge(evidence: Evidence) -> dict:
-    """Judge a run: the mapping of verdict.json (contracts.md), figures rounded to six digits."""
-    guards = run_guards(evidence)
+def judge(evidence: Evidence, guards: list[Guard] | None = None) -> dict:
+    """Judge a run: the mapping of verdict.json (contracts.md), figures rounded to six digits.
+
+    `guards`: their findings where they are known already, of runs that were put together; else they are asked.
+    """
+    guards = run_guards(evidence) if guards is None else guards
     voided = [guard for guard in guards if guard.voids]
     measured = measure_evidence(evidence)
     claims = [

@@ -45,8 +45,6 @@ def _link(source: Path, target: Path) -> None:
 
 
 def _normalise(folder: Path) -> None:
-    for wheel in (folder / "wheels").iterdir():
-        os.utime(wheel, (TIME, TIME))  # uv records each wheel's time beside the package
     for path in sorted(folder.rglob("*"), reverse=True):
         if path.parent.name != "wheels":  # wheels are shared with the wheelhouse, and end in no final layer
             path.chmod(MODE_FOLDER if path.is_dir() else MODE_PROGRAM if path.name == "verify" else MODE_FILE)

@@ -43,7 +43,7 @@ class Engine:
     """An engine that can be started: an interpreter whose environment holds vLLM.
 
     `version` is what the engine answers on /version; `identity` names the exact build (pins' hash);
-    `patches` are the declared changes to it, each with file and reason.
+    `patches` are the declared changes to it, each with file and reason; `paths` are put on its PYTHONPATH.
     """
 
     name: str
@@ -51,6 +51,11 @@ class Engine:
     python: Path
     identity: str
     patches: tuple[dict, ...] = ()
+    paths: tuple[str, ...] = ()
+
+    def environ(self) -> dict[str, str]:
+        """What every process of this interpreter needs in its environment."""
+        return {"PYTHONPATH": os.pathsep.join(self.paths)} if self.paths else {}
 
     def command(self) -> list[str]:
         """The start of every vLLM command line."""

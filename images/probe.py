@@ -72,7 +72,8 @@ def probe(engine: Engine, cache: Path) -> EngineFacts:
     file = cache / "probes" / f"{engine.name}-{engine.identity}.json"
     facts = _kept(file)
     if facts is None:
-        answer = ask([str(engine.python)], {"ask": "facts"}, _environment(OFFLINE), "asking the engine what it accepts")
+        environ = _environment({**OFFLINE, **engine.environ()})
+        answer = ask([str(engine.python)], {"ask": "facts"}, environ, "asking the engine what it accepts")
         facts = _facts(answer)
         _keep(facts, file)
     found = {program: shutil.which(program) is not None for program in ("nvcc", "ninja")}
@@ -90,7 +91,8 @@ def resolved_config(engine: Engine, argv: Sequence[str], env: Mapping[str, str])
     Raises EngineProblem, with the engine's last words, when it refuses the command line.
     """
     question = {"ask": "config", "argv": list(argv)}
-    return ask([str(engine.python)], question, _environment(env), "asking the engine what it makes of the flags")
+    environ = _environment({**env, **engine.environ()})
+    return ask([str(engine.python)], question, environ, "asking the engine what it makes of the flags")
 
 
 def unknown_names(facts: EngineFacts, flags: Iterable[str], env: Iterable[str]) -> list[str]:

@@ -158,7 +158,8 @@ def _extend(document: Document, parent: Loaded, folder: Path) -> Loaded:
         raise UsageProblem(f"{mark}: {key}: changed, but delta.changes doesn't declare it")
     for key in sorted(declared - found):
         raise UsageProblem(f"{_mark(document, 'delta', 'changes')}: {key}: declared in delta.changes, but not changed")
-    return Loaded(recipe, folder, marks)
+    own_path = isinstance(document.data.get("model"), dict) and "path" in document.data["model"]
+    return Loaded(recipe, folder if own_path else parent.folder, marks)  # a path is below the recipe that names it
 
 
 def with_options(loaded: Loaded, port: int = 0, boots: int = 0, windows: int = 0) -> Loaded:

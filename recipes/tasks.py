@@ -103,16 +103,6 @@ def diff(_c, a, b, json=False):
     print_difference(a, b, json)
 
 
-@task(help={"recipe": "a family, such as micro", "show": "print the ladder; nothing is run", "json": "print JSON"})
-def ladder(_c, recipe="", show=False, json=False):
-    """Show a family's ladder: each rung's change, the published figure and step, what could make it a no-op."""
-    from recipes.check import print_ladder
-
-    if not recipe or not show:
-        raise UsageProblem("ladder needs --recipe FAMILY --show; running a ladder isn't built yet")
-    print_ladder(recipe, json)
-
-
 HOSTS = {
     "host": "hosts or groups, separated by commas; default: all of --inventory, else this machine",
     "inventory": "an Ansible inventory; ansible/inventory/ has examples",

@@ -89,8 +89,9 @@ def start(spec: ServingSpec, engine: Engine, state: Path, progress: Progress = l
     log = folder / f"{spec.port}.log"
     argv = [*engine.command(), *spec.argv]
     with log.open("wb") as sink:
+        environ = environment(spec, engine)
         popen = subprocess.Popen(
-            argv, env=environment(spec), stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, start_new_session=True
+            argv, env=environ, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, start_new_session=True
         )
     process = Detached(popen, log)
     record = Record(

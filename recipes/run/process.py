@@ -15,6 +15,7 @@ import httpx
 from images.engine import Engine
 from images.errors import EngineProblem
 from images.index import cache_root
+from recipes.run.jit import cache_environment
 from recipes.run.supervised import Supervised, base_environment, supervised
 from recipes.spec import ServingSpec
 
@@ -46,10 +47,10 @@ class Server:
     since: str | None = None
 
 
-def environment(spec: ServingSpec) -> dict[str, str]:
+def environment(spec: ServingSpec, engine: Engine) -> dict[str, str]:
     """The whole environment the engine starts with; what it caches lies beside the engine, not in ~/.cache."""
-    caches = {"VLLM_CACHE_ROOT": str(cache_root() / "vllm"), "HF_HOME": str(cache_root() / "huggingface")}
-    return {**base_environment(), **caches, **spec.env}
+    caches = {"HF_HOME": str(cache_root() / "huggingface"), **cache_environment(engine)}
+    return {**base_environment(), **caches, **engine.environ(), **spec.env}
 
 
 @contextmanager
@@ -64,7 +65,7 @@ def serve(spec: ServingSpec, engine: Engine, log: Path, progress: Progress = lam
     with ExitStack() as stack:
         # The engine leaves sockets behind in its temporary folder: it gets one that goes away with it.
         folder = stack.enter_context(TemporaryDirectory(prefix="station-recipes-", ignore_cleanup_errors=True))
-        environ = {**environment(spec), "TMPDIR": folder}
+        environ = {**environment(spec, engine), "TMPDIR": folder}
         command = [*engine.command(), *spec.argv]
         process = stack.enter_context(supervised(command, environ, log, spec.stop_timeout_s))
         wait_ready(spec, process, started + spec.ready_timeout_s, progress)

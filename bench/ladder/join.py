@@ -1,0 +1,63 @@
+"""Room bench: ladders of one setting, from several cards, hosts or visits, put together into one."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+from bench.ladder.climb import new_ladder
+from bench.ladder.journal import FILE, RUNS, Journal, read_boots
+from bench.ladder.sequence import outlook, rungs_here
+from bench.ladder.setting import Setting, read_setting
+from bench.ladder.table import write_table
+from bench.runfolder import read_json
+from images.errors import RunProblem, UsageProblem
+from recipes.compose import rungs_of
+from recipes.load import load_ladder
+from recipes.machine import machine_facts
+
+
+def join_ladders(folders: list[Path], root: Path) -> tuple[Path, dict]:
+    """Copy the runs of several ladders into a new one below `root`, and make its table; the sources stay as they are.
+
+    Each boot stays with its visit, so that steps are taken within visits only. Raises UsageProblem for fewer than
+    two, RunProblem where they were asked for different things (load, windows, order), or a run is in two of them.
+    """
+    if len(folders) < 2:
+        raise UsageProblem("--join: give it once for each ladder, two at least")
+    settings = [read_setting(folder) for folder in folders]
+    setting = _common(settings, folders)
+    made = new_ladder(root, setting)
+    journal = Journal(made)
+    try:
+        for folder in folders:
+            for boot in read_boots(folder):
+                if boot.state == "finished":
+                    shutil.copytree(folder / RUNS / boot.run, made / RUNS / boot.run)
+                if boot.state in {"finished", "failed"}:
+                    journal.ended(boot)
+    except FileExistsError as error:
+        shutil.rmtree(made)
+        raise RunProblem(f"{Path(error.filename).name} is in two of these ladders: each boot may count once") from error
+    rungs = rungs_here(setting, rungs_of(setting.family, ",".join(setting.rungs)), _facts(made, folders))
+    boots = read_boots(made)
+    return made, write_table(made, setting, rungs, boots, outlook(setting, rungs, made, boots))
+
+
+def _facts(made: Path, folders: list[Path]) -> dict:
+    """The facts of the machine that made the runs: joining may be done elsewhere."""
+    runs = sorted((made / RUNS).glob("*/machine.json"))
+    if not runs:
+        raise RunProblem(f"{', '.join(map(str, folders))}: no finished boot in any of them ({FILE})")
+    return {**machine_facts(), **read_json(runs[0])}
+
+
+def _common(settings: list[Setting], folders: list[Path]) -> Setting:
+    """One setting for all: the same load and order, every rung of any in the ladder's order."""
+    first = settings[0]
+    for other, folder in zip(settings[1:], folders[1:], strict=True):
+        if replace(other, rungs=first.rungs, boots=first.boots) != first:
+            raise RunProblem(f"{folder} is another ladder than {folders[0]}: family, load, windows or order differ")
+    named = [name for setting in settings for name in setting.rungs]
+    order = [*load_ladder(first.family).rungs, *named]
+    rungs = sorted(dict.fromkeys(named), key=order.index)
+    return replace(first, rungs=rungs, boots=1)

@@ -1,0 +1,145 @@
+"""Room bench: did a rung's change take effect? Against what the engine resolved, logged and counted. Pure."""
+
+import json
+import re
+from dataclasses import asdict, dataclass
+
+from bench.evidence import Evidence, Settings
+from bench.guards import Guard
+from images.declaration import declaration
+from recipes.compare import RESOLVED, overridden
+
+MAMBA_LOG = re.compile(r"Using (\w+) Mamba SSU backend")
+STATE_RESET = "Reset SSM cache type to float32"
+LIVE_GUARDS = ("live_argv", "live_env", "log_proof", "engine_version", "image_digest")
+DRAFTS_OFF = 0.02  # drafts may be cut short at the end of a request
+
+
+@dataclass(frozen=True)
+class Proof:
+    """One thing that shows a change's effect, or fails to. `ok` is None where nothing at hand can show it."""
+
+    subject: str
+    ok: bool | None
+    said: str
+
+    def as_dict(self) -> dict:
+        """The entry in ladder.json."""
+        return asdict(self)
+
+
+def proofs(evidence: Evidence, guards: list[Guard]) -> list[Proof]:
+    """Everything that shows whether a rung did what it declares; `guards` are the run's findings."""
+    found = [_live(guard) for guard in guards if guard.id in LIVE_GUARDS and guard.ok is not None]
+    record = evidence.resolved
+    if record is None:
+        return [*found, Proof("settings", None, "nobody asked the engine what it makes of the settings")]
+    if record.after.resolved is None:
+        found.append(Proof("settings", None, f"the engine gave no answer: {record.after.why or 'no reason'}"[:300]))
+    else:
+        said = overridden(evidence.recipe.engine.flags, record.after.resolved)
+        found.append(Proof("settings", not said, "; ".join(said) or "every declared flag resolves to its value"))
+    if record.before is not None:
+        if not record.changes:
+            found.append(Proof("change", False, "the rung changes nothing that the engine is given"))
+        found += [_change(key, evidence, record.before, record.after) for key in record.changes]
+    return found
+
+
+def effect(found: list[Proof]) -> bool | None:
+    """Whether the effect is proved: no proof fails and none is missing; None where one can't be had."""
+    if any(proof.ok is False for proof in found):
+        return False
+    return None if not found or any(proof.ok is None for proof in found) else True
+
+
+def _live(guard: Guard) -> Proof:
+    return Proof(guard.id, guard.ok, f"{guard.observed}; wanted {guard.limit}")
+
+
+def _change(key: str, evidence: Evidence, before: Settings, after: Settings) -> Proof:
+    if key.startswith("engine.env."):
+        return _variable(key, evidence, before, after)
+    if key.startswith("engine.flags."):
+        return _flag(key.removeprefix("engine.flags."), evidence, before, after)
+    if key == "model.dtype":
+        return _resolved(key, "dtype", evidence.recipe.model.dtype, before, after)
+    if key in {"engine.image", "engine.version"}:
+        answered = ", ".join(sorted(set(evidence.manifest.engine.answered))) or None
+        return Proof(key, answered is not None, f"the engine answers {answered}")
+    differs = before.argv != after.argv or before.env != after.env
+    return Proof(key, None if differs else False, "its arguments differ" if differs else "the engine is given the same")
+
+
+def _variable(key: str, evidence: Evidence, before: Settings, after: Settings) -> Proof:
+    name = key.removeprefix("engine.env.")
+    was, wanted = before.env.get(name), after.env.get(name)
+    live = [boot.env.live.get(name) for boot in evidence.boots if boot.env and isinstance(boot.env.live, dict)]
+    ok = None if not live else was != wanted and set(live) == {wanted}
+    return Proof(
+        key, ok, f"{was} → {wanted}; the engine's process has {', '.join(sorted({str(each) for each in live}))}"
+    )
+
+
+def _flag(name: str, evidence: Evidence, before: Settings, after: Settings) -> Proof:
+    value = evidence.recipe.engine.flags.get(name)
+    if name == "speculative-config":
+        return _drafts(value, evidence, before, after)
+    if name == "mamba-backend":
+        return _mamba_backend(value, evidence, before, after)
+    found = _resolved(name, RESOLVED.get(name), value, before, after)
+    if found.ok and name == "mamba-ssm-cache-dtype" and _logged(evidence, STATE_RESET) and value != "float32":
+        return Proof(name, False, f"the log says: {STATE_RESET}")
+    if found.ok and name in {"enable-mamba-cache-stochastic-rounding", "mamba-cache-philox-rounds"} and value:
+        if declaration(evidence.recipe.engine.image).device != "cuda":
+            return Proof(name, False, f"{found.said}; but this engine ignores it: no CPU rounds stochastically")
+        if not (after.resolved or {}).get("stochastic_rounding"):
+            return Proof(name, False, f"{found.said}; but stochastic rounding is off")
+    return found
+
+
+def _resolved(subject: str, name: str | None, wanted: object, before: Settings, after: Settings) -> Proof:
+    """A value of the resolved configuration: it has to be the declared one, and another than before."""
+    if before.resolved is None or after.resolved is None:
+        why = before.why or after.why or "the engine was not asked"
+        return Proof(subject, None, f"not known: {why}"[:300])
+    if name is None or name not in after.resolved:
+        return Proof(subject, None, "the engine's configuration doesn't tell of it; name a line of the log: must_log")
+    was, now = before.resolved.get(name), after.resolved[name]
+    said = f"{name}: {json.dumps(was)} → {json.dumps(now)}"
+    if was == now:
+        return Proof(subject, False, f"{said}: the engine makes the same of both, so the rung changes nothing")
+    if wanted is not None and now != wanted:
+        return Proof(subject, False, f"{said}, declared {json.dumps(wanted)}: the engine overrides it")
+    return Proof(subject, True, said)
+
+
+def _mamba_backend(value: object, evidence: Evidence, before: Settings, after: Settings) -> Proof:
+    found = _resolved("mamba-backend", "mamba_backend", value, before, after)
+    if found.ok is not True:
+        return found
+    logged = {match for boot in evidence.boots for match in MAMBA_LOG.findall(boot.log or "")}
+    ok = logged == {value} if logged else None
+    return Proof("mamba-backend", ok, f"{found.said}; the log says: {', '.join(sorted(logged)) or 'nothing'}")
+
+
+def _drafts(value: object, evidence: Evidence, before: Settings, after: Settings) -> Proof:
+    """Draft tokens a step as the server counted them: what was asked, and another number than before."""
+    wanted = value.get("num_speculative_tokens") if isinstance(value, dict) else None
+    was = (before.resolved or {}).get("num_speculative_tokens")
+    counted = [window.counted or {} for window in evidence.windows]
+    drafts = sum(each.get("spec_decode_num_drafts_total", 0) for each in counted)
+    tokens = sum(each.get("spec_decode_num_draft_tokens_total", 0) for each in counted)
+    rate = tokens / drafts if drafts else 0
+    said = f"draft tokens a step: {was or 0} → {rate:.3g} counted, {wanted or 0} asked"
+    if not counted:
+        return Proof("speculative-config", None, "no window, so no draft was counted")
+    same = before.argv == after.argv
+    ok = abs(rate - (wanted or 0)) <= DRAFTS_OFF * max(1, wanted or 0) and not same
+    if ok and was == wanted:
+        ok = None  # another change of the drafting than their number: the counters don't tell
+    return Proof("speculative-config", ok, said)
+
+
+def _logged(evidence: Evidence, text: str) -> bool:
+    return any(text in (boot.log or "") for boot in evidence.boots)

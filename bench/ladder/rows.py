@@ -1,0 +1,266 @@
+"""Room bench: a ladder's table from its runs alone: what each rung gave, gained and cost, and its proof."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from bench.analyse import rounded
+from bench.evidence import Evidence, read_evidence
+from bench.guards import Guard, in_words, run_guards
+from bench.ladder.combine import combine
+from bench.ladder.journal import RUNS, Boot
+from bench.ladder.proof import Proof, effect, proofs
+from bench.ladder.steps import Step, drift, step
+from bench.measurement import Measurement, measure_evidence
+from bench.quality.score import paired_difference
+from bench.verdict import judge
+from images.errors import RunProblem
+
+TIMED = ("ttft", "tpot", "e2e")
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One finished boot of a rung, read and looked at. `voids`: what the guards hold against it, in words."""
+
+    boot: Boot
+    evidence: Evidence
+    guards: list[Guard]
+    voids: list[str]
+    visit: str
+    figures: Measurement
+    proofs: list[Proof]
+
+    @property
+    def counts(self) -> bool:
+        """Whether a figure may be taken from it."""
+        return not self.voids
+
+    @property
+    def sound(self) -> bool:
+        """Whether what needs no clock may be taken from it: answers, and proofs."""
+        return not any(guard.voids and guard.scope == "run" for guard in self.guards)
+
+
+@dataclass(frozen=True)
+class RungRuns:
+    """A rung's boots: those measured (void ones among them), and those that failed."""
+
+    rung: str
+    measured: list[Measured]
+    failed: list[Boot]
+
+    @property
+    def counting(self) -> list[Measured]:
+        """The boots from which figures are taken."""
+        return [each for each in self.measured if each.counts]
+
+    def values(self, metric: str) -> dict[str, list[float]]:
+        """By visit one value of a metric a boot; nothing for a boot that doesn't have it."""
+        found: dict[str, list[float]] = {}
+        for each in self.counting:
+            value = figure(each.figures, metric)
+            if value is not None and value > 0:
+                found.setdefault(each.visit, []).append(value)
+        return found
+
+
+def figure(figures: Measurement, metric: str) -> float | None:
+    """One boot's figure; rates are the steady state's where there is one, and `whole` is the whole run's."""
+    latency = figures.latency_ms or {}
+    found = {
+        "output_tok_s": (figures.steady or figures.whole or [None])[0],
+        "whole": (figures.whole or [None])[0],
+        "acceptance_length": (figures.acceptance or [None])[0],
+        "energy_j_per_token": figures.gpu.energy_j_per_token,
+        **{f"{name}_p95_ms": (latency.get(name) or {}).get("p95") for name in TIMED},
+    }
+    return found[metric]
+
+
+def read_measured(folder: Path, boots: Sequence[Boot]) -> dict[str, RungRuns]:
+    """Read the runs of a ladder's boots; void boots are left out. Raises RunProblem for a run that can't be read."""
+    found: dict[str, RungRuns] = {}
+    for boot in boots:
+        runs = found.setdefault(boot.rung, RungRuns(boot.rung, [], []))
+        if boot.state == "failed":
+            runs.failed.append(boot)
+        elif boot.state == "finished" and boot.run:
+            runs.measured.append(read_boot(folder, boot))
+    return found
+
+
+def read_boot(folder: Path, boot: Boot) -> Measured:
+    """Read one finished boot's run."""
+    evidence = read_evidence(folder / RUNS / boot.run)
+    guards = run_guards(evidence)
+    voids = in_words(guards) if any(guard.voids for guard in guards) else []
+    figures = measure_evidence(evidence)
+    return Measured(boot, evidence, guards, voids, visit_of(evidence), figures, proofs(evidence, guards))
+
+
+def visit_of(evidence: Evidence) -> str:
+    """What tells one visit to a machine from another: the kernel's boot and the GPUs."""
+    hosts = {(window.record.host or {}).get("boot") for window in evidence.windows if window.record}
+    gpus = ",".join(str(gpu.get("uuid")) for gpu in evidence.machine.gpus)
+    return f"{'/'.join(sorted(str(host) for host in hosts))} {gpus or evidence.machine.slug}"
+
+
+def rung_row(plan: dict, runs: RungRuns, against: RungRuns | None, names: dict[str, str]) -> dict:
+    """A rung's row of ladder.json. `plan`: what is known without measuring; `names`: visits by their short names."""
+    counting = runs.counting or runs.measured
+    row = {**plan, "boots": [_boot_row(each, names) for each in runs.measured]}
+    row["failed"] = [{"boot": boot.boot, "run": boot.run, "cause": boot.cause} for boot in runs.failed]
+    row["run"] = [each.boot.run for each in counting]
+    row["windows"] = sum(len(each.evidence.windows) for each in counting)
+    if not counting:
+        return row | {"state": None, "why": _why_nothing(plan, runs)}
+    try:
+        verdict = judge(combine([each.evidence for each in counting]), counting[0].guards)
+    except RunProblem as problem:
+        return row | {"state": "INVALID", "why": str(problem)}
+    row |= _figures(verdict, runs, counting)
+    row |= _gain(runs, against, _floor(counting))
+    row |= _effect(counting)
+    row["quality_change"] = _quality_change(against, runs)
+    return row
+
+
+def _boot_row(each: Measured, names: dict[str, str]) -> dict:
+    record = each.evidence.manifest.boots[0] if each.evidence.manifest.boots else None
+    caches = (record.caches if record else None) or {}
+    return {
+        "boot": each.boot.boot,
+        "run": each.boot.run,
+        "visit": names[each.visit],
+        "voided_by": each.voids,
+        "output_tok_s": figure(each.figures, "output_tok_s"),
+        "whole_tok_s": figure(each.figures, "whole"),
+        "boot_s": record.boot_s if record else None,
+        "caches": caches.get("state"),
+        "caches_sha256": caches.get("sha256"),
+    }
+
+
+def _why_nothing(plan: dict, runs: RungRuns) -> str:
+    if plan.get("applies"):
+        return plan["applies"]
+    causes = [boot.cause for boot in runs.failed if boot.cause]
+    return causes[0] if causes else "not measured yet"
+
+
+def _figures(verdict: dict, runs: RungRuns, counting: list[Measured]) -> dict:
+    """What the boots together say: the combined verdict's figures under the ladder's names."""
+    values = [value for boots in runs.values("output_tok_s").values() for value in boots]
+    latency = verdict["latency_ms"] or {}
+    conditions = verdict["conditions"] or {}
+    return {
+        "state": verdict["state"],
+        "status": verdict["status"],
+        "why": "; ".join(counting[0].voids) or None,
+        "output_tok_s": float(np.mean(values)) if values else None,
+        "whole_tok_s": verdict["output_tok_s"]["whole"],
+        "estimate": "steady" if all(each.figures.steady for each in counting) else "whole run",
+        "ci95": verdict["ci95_steady"] or verdict["ci95"],
+        "acceptance_length": verdict["acceptance_length"],
+        "latency_ms": {name: {p: latency[name][p] for p in ("p50", "p95")} for name in latency},
+        "gpu_memory_gb": verdict["gpu_memory_gb"],
+        "power_w": conditions.get("power_w"),
+        "energy_j_per_token": verdict["energy_j_per_token"],
+        "quality": verdict["quality"],
+        "claims": [{key: claim[key] for key in ("id", "state", "measured", "reason")} for claim in verdict["claims"]],
+        "reasons": verdict["reasons"],
+    }
+
+
+def _floor(counting: list[Measured]) -> float | None:
+    record = counting[0].evidence.machine.noise_floor
+    known = record.metrics.get("output_tok_s_steady") or record.metrics.get("output_tok_s") if record else None
+    return known.relative if known else None
+
+
+def _gain(runs: RungRuns, against: RungRuns | None, floor: float | None) -> dict:
+    if against is None:
+        found = Step(None, None, None, "the ladder begins here")
+    elif not against.counting:
+        found = Step(None, None, None, f"{against.rung} gave no figure to compare with")
+    else:
+        found = step(against.values("output_tok_s"), runs.values("output_tok_s"), floor)
+    return {
+        "against": against.rung if against else None,
+        "step_gain": found.gain,
+        "step_ci95": found.ci95,
+        "below_noise": found.below_noise,
+        "step_why": found.why,
+    }
+
+
+def _effect(counting: list[Measured]) -> dict:
+    """Proved where every boot proves it; a failure on any boot is told with its reason."""
+    verdicts = [effect(each.proofs) for each in counting]
+    proved = False if False in verdicts else None if None in verdicts else True
+    wrong = [f"{proof.subject}: {proof.said}" for each in counting for proof in each.proofs if proof.ok is not True]
+    return {
+        "effect_proved": proved,
+        "effect_why": "; ".join(dict.fromkeys(wrong)) or None,
+        "effect": [proof.as_dict() for proof in counting[0].proofs],
+    }
+
+
+def _quality_change(against: RungRuns | None, runs: RungRuns) -> dict | None:
+    """Answers item by item, this rung's against the one's before it; None where one of them has no suite."""
+    if against is None:
+        return None
+    before, after = answers(against), answers(runs)
+    try:
+        return {suite: asdict(paired_difference(before[suite], after[suite])) for suite in before.keys() & after.keys()}
+    except ValueError:
+        return None
+
+
+def answers(runs: RungRuns) -> dict[str, list[dict]]:
+    return next((each.evidence.quality for each in runs.measured if each.sound and each.evidence.quality), {})
+
+
+def whole_ladder(rungs: list[RungRuns], published: list[float | None], floor: float | None) -> dict | None:
+    """The last rung over the first, beside the published ratio; None unless both gave figures."""
+    measured = [runs for runs in rungs if runs.counting]
+    if len(measured) < 2:
+        return None
+    first, last = measured[0], measured[-1]
+    found = step(first.values("output_tok_s"), last.values("output_tok_s"), floor)
+    known = [figure for figure in published if figure]
+    return {
+        "from": first.rung,
+        "to": last.rung,
+        "ratio": None if found.gain is None else 1 + found.gain,
+        "ci95": None if found.ci95 is None else [1 + edge for edge in found.ci95],
+        "why": found.why,
+        "published": known[-1] / known[0] if len(known) > 1 else None,
+        "published_status": "claimed",
+    }
+
+
+def rounds_drift(rungs: list[RungRuns]) -> dict | None:
+    """Drift over the rounds, from boots of one visit: each boot's rate over its rung's mean."""
+    rows = []
+    for runs in rungs:
+        for visit, values in runs.values("output_tok_s").items():
+            mean = float(np.mean(values))
+            boots = [each for each in runs.counting if each.visit == visit]
+            if len(values) == len(boots) > 1:
+                rows += [(each.boot.boot, value / mean) for each, value in zip(boots, values, strict=True)]
+    return drift(rows)
+
+
+def visit_names(rungs: Sequence[RungRuns]) -> dict[str, str]:
+    """Visits in the order of their first run, as 1, 2, …"""
+    boots = sorted((each for runs in rungs for each in runs.measured), key=lambda each: each.boot.run or "")
+    return {visit: str(number) for number, visit in enumerate(dict.fromkeys(each.visit for each in boots), start=1)}
+
+
+def finished_table(table: dict) -> dict:
+    """The table as it is stored: figures rounded to six digits, so that it has the same bytes everywhere."""
+    return rounded(table)

@@ -1,0 +1,111 @@
+"""Room bench: which boot of which rung comes next, from what is done already. Pure but for reading the runs."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.ladder.decide import Decision, decide
+from bench.ladder.journal import Boot
+from bench.ladder.rows import RungRuns, read_measured
+from bench.ladder.setting import Setting
+from recipes.compose import ancestor, compose
+from recipes.load import Loaded
+from recipes.machine import why_not
+
+
+@dataclass(frozen=True)
+class Rung:
+    """A rung on this machine: its recipe with the ladder's load, what it is measured against, or why it can't be."""
+
+    name: str
+    loaded: Loaded
+    before: Loaded | None
+    absent: str | None
+
+
+@dataclass(frozen=True)
+class Unit:
+    """The next boot: of a rung, with the configuration it is tried on."""
+
+    rung: Rung
+    boot: int
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """What is left to do, in order as far as it is known, and what was decided so far."""
+
+    units: list[Unit]
+    decisions: list[Decision]
+    configurations: dict[str, Rung]
+
+
+def rungs_here(setting: Setting, loaded: Sequence[Loaded], facts: dict) -> list[Rung]:
+    """Every rung with the ladder's load; those that can't exist here with the reason."""
+    found = []
+    for each in loaded:
+        before = ancestor(each, facts)
+        shaped = setting.applied(each)
+        found.append(
+            Rung(
+                each.recipe.id.split("/", maxsplit=1)[1],
+                shaped,
+                None if before is None else setting.applied(before),
+                why_not(each.recipe, facts),
+            )
+        )
+    return found
+
+
+def outlook(setting: Setting, rungs: Sequence[Rung], folder: Path, boots: Sequence[Boot]) -> Outlook:
+    """What comes next. Boots that are void are done again; those that failed are not."""
+    done = {(boot.rung, boot.boot) for boot in boots if boot.state in {"finished", "failed"}}
+    here = [rung for rung in rungs if rung.absent is None]
+    if setting.keep:
+        return _deciding(setting, here, folder, boots, done)
+    rounds = range(1, setting.boots + 1)
+    if setting.order == "interleaved":
+        every = [(rung, boot) for boot in rounds for rung in here]
+    else:
+        every = [(rung, boot) for rung in here for boot in rounds]
+    left = [Unit(rung, boot) for rung, boot in every if (rung.name, boot) not in done]
+    return Outlook(left, [], {rung.name: rung for rung in here})
+
+
+def _deciding(
+    setting: Setting, here: Sequence[Rung], folder: Path, boots: Sequence[Boot], done: set[tuple[str, int]]
+) -> Outlook:
+    """Rung by rung: the first that isn't done is next, on the configuration that was kept until then."""
+    decisions: list[Decision] = []
+    configurations: dict[str, Rung] = {}
+    measured = read_measured(folder, boots)
+    kept: Rung | None = None
+    for number, rung in enumerate(here):
+        current = rung if kept is None else _on(kept, rung)
+        configurations[rung.name] = current
+        left = [Unit(current, boot) for boot in range(1, setting.boots + 1) if (rung.name, boot) not in done]
+        if left:
+            rest = [Unit(each, boot) for each in here[number + 1 :] for boot in range(1, setting.boots + 1)]
+            return Outlook([*left, *rest], decisions, configurations)
+        if kept is None:
+            kept = current
+            continue
+        before, after = (measured.get(name, RungRuns(name, [], [])) for name in (kept.name, rung.name))
+        decision = decide(setting, before, after, floors_of(before))
+        decisions.append(decision)
+        kept = current if decision.kept else kept
+    return Outlook([], decisions, configurations)
+
+
+def floors_of(runs: RungRuns) -> dict[str, float]:
+    """The noise floors that a rung's runs knew, relative, by metric."""
+    record = runs.counting[0].evidence.machine.noise_floor if runs.counting else None
+    known = {name: noise.relative for name, noise in record.metrics.items()} if record else {}
+    return known | ({"output_tok_s": known["output_tok_s_steady"]} if "output_tok_s_steady" in known else {})
+
+
+def _on(kept: Rung, rung: Rung) -> Rung:
+    """The rung's change on the configuration kept so far. Its change is against what it extends in its family."""
+    if rung.before is None:
+        return rung
+    return Rung(rung.name, compose(kept.loaded, rung.loaded, rung.before), kept.loaded, None)

@@ -1,0 +1,177 @@
+"""Room bench: a ladder in a terminal: published beside measured, what each step gained and cost, and what proves it."""
+
+from rich.console import Console
+from rich.text import Text
+
+from bench.report.text import COLOURS
+from images.console import printable, table
+
+NONE = "–"
+
+
+def print_ladder_table(found: dict, console: Console) -> None:
+    """Print a ladder.json for a person."""
+    gpus = f", {', '.join(found['gpus'])}" if found["gpus"] else ""
+    where = f"{found['machine']}{gpus}" if found["machine"] else "nothing measured yet"
+    load = dict(zip(("in", "out", "streams", "requests"), found["shape"].split("/"), strict=True))
+    console.print()
+    console.print(printable(f"Ladder {found['family']} on {where}"), style="bold", markup=False)
+    said = f"{load['in']} tokens in, {load['out']} out, {load['streams']} streams, {load['requests']} requests a window"
+    windows = f"{found['windows_a_boot']} window(s) a boot"
+    visits = f", over {found['visits']} visits: compare steps, not rates" if found["visits"] > 1 else ""
+    console.print(f"{said}; {windows}; order {found['order']}{visits}", markup=False)
+    _print_rates(found, console)
+    _print_costs(found, console)
+    _print_notes(found, console)
+
+
+def _print_rates(found: dict, console: Console) -> None:
+    rows = [
+        (
+            row["rung"],
+            "\n".join(row["delta"]) or NONE,
+            NONE if row["published_tok_s"] is None else f"{row['published_tok_s']:,.0f}",
+            _rate(row),
+            _interval(row),
+            _step(row),
+            _number(row.get("acceptance_length"), ".3f"),
+            _proved(row),
+            _state(row),
+        )
+        for row in found["rungs"]
+    ]
+    columns = ("rung", "change", "published (claimed)", f"output tok/s ({found['status']})", "95% interval")
+    columns += ("step", "acceptance", "effect", "claims")
+    console.print()
+    console.print(table("", columns, rows))
+
+
+def _rate(row: dict) -> str:
+    if row.get("output_tok_s") is not None:
+        return f"{row['output_tok_s']:,.0f}"
+    return "does not apply" if row["applies"] else "failed to boot" if row["failed"] and not row["boots"] else NONE
+
+
+def _interval(row: dict) -> str:
+    if row.get("output_tok_s") is None:
+        return NONE
+    if not row["ci95"]:
+        return "one boot, no interval" if len(row["run"]) == 1 else "no interval"
+    return f"{row['ci95'][0]:,.0f} to {row['ci95'][1]:,.0f}"
+
+
+def _step(row: dict) -> str:
+    if row.get("step_gain") is None:
+        return NONE
+    said = f"{row['step_gain']:+.1%} on {row['against']}"
+    if row["step_ci95"]:
+        said += f"\n{row['step_ci95'][0]:+.1%} to {row['step_ci95'][1]:+.1%}"
+    return said + {True: "\nbelow noise", False: "", None: f"\n{row['step_why']}"}[row["below_noise"]]
+
+
+def _proved(row: dict) -> Text:
+    if "effect_proved" not in row:
+        return Text(NONE)
+    words = {True: ("proved", "green"), False: ("not proved", "bold red"), None: ("can't be shown", "yellow")}
+    text, style = words[row["effect_proved"]]
+    return Text(text, style=style)
+
+
+def _state(row: dict) -> Text:
+    return Text(row["state"], style=COLOURS[row["state"]]) if row.get("state") else Text(NONE)
+
+
+def _print_costs(found: dict, console: Console) -> None:
+    rows = [
+        (
+            row["rung"],
+            *(_percentiles(row, name) for name in ("ttft", "tpot", "e2e")),
+            _number(row["gpu_memory_gb"], ".1f"),
+            _number(row["power_w"], ".0f"),
+            _number(row["energy_j_per_token"], ".3g"),
+            _quality(row),
+            _boots(row),
+        )
+        for row in found["rungs"]
+        if row.get("output_tok_s") is not None
+    ]
+    if rows:
+        columns = ("rung", "TTFT p50/p95, ms", "TPOT p50/p95, ms", "E2E p50/p95, s", "GPU GB", "W", "J/token")
+        console.print()
+        console.print(table("What it costs", (*columns, "quality, exact", "boot, s"), rows))
+
+
+def _percentiles(row: dict, name: str) -> str:
+    found = row["latency_ms"].get(name)
+    if not found or found["p50"] is None:
+        return NONE
+    p50, p95 = (None if found[p] is None else found[p] / (1000 if name == "e2e" else 1) for p in ("p50", "p95"))
+    return f"{p50:,.1f} / {'∞' if p95 is None else f'{p95:,.1f}'}"
+
+
+def _quality(row: dict) -> str:
+    lines = []
+    for suite, tasks in (row["quality"] or {}).items():
+        change = (row.get("quality_change") or {}).get(suite)
+        said = f"{tasks['all']['exact']} of {tasks['all']['n']}"
+        lines.append(said + (f", {change['difference']:+.1%} (p {change['p']:.2g})" if change else ""))
+    return "\n".join(lines) or "not asked"
+
+
+def _boots(row: dict) -> str:
+    found: dict[str, list[float]] = {}
+    for boot in row["boots"]:
+        if boot["boot_s"] is not None:
+            found.setdefault(boot["caches"] or "", []).append(boot["boot_s"])
+    return "\n".join(f"{'/'.join(f'{each:.0f}' for each in times)} {state}".strip() for state, times in found.items())
+
+
+def _number(value: float | None, form: str) -> str:
+    return NONE if value is None else format(value, form)
+
+
+def _print_notes(found: dict, console: Console) -> None:
+    console.print()
+    for line in notes(found):
+        console.print(printable(line), markup=False, soft_wrap=True)
+
+
+def notes(found: dict) -> list[str]:
+    """What a reader of the tables has to know, one sentence each."""
+    lines = []
+    for row in found["rungs"]:
+        name = row["rung"]
+        if row["applies"]:
+            lines.append(f"{name}: {row['applies']}.")
+        lines += [f"✘ {name}, boot {boot['boot']}: {_first_line(boot['cause'])}" for boot in row["failed"]]
+        voided = [boot for boot in row["boots"] if boot["voided_by"]]
+        lines += [
+            f"✘ {name}, boot {boot['boot']} counts for nothing: {'; '.join(boot['voided_by'])}" for boot in voided
+        ]
+        if row.get("effect_proved") is not True and row.get("effect_why"):
+            lines.append(f"✘ {name}: effect not proved. {row['effect_why']}")
+    whole = found["whole"]
+    if whole and whole["ratio"] is not None:
+        interval = f", 95% {whole['ci95'][0]:.3f} to {whole['ci95'][1]:.3f}" if whole["ci95"] else f" ({whole['why']})"
+        published = f"; published: {whole['published']:.3f} (claimed)" if whole["published"] else ""
+        lines.append(f"{whole['to']} ÷ {whole['from']}: {whole['ratio']:.3f}{interval}{published}")
+    sensitive = found["sensitivity"]
+    if sensitive:
+        factors = ", ".join(f"acceptance {by}: ×{factor:.3f}" for by, factor in sensitive["rate_factor"].items())
+        lines.append(f"{sensitive['rung']} with other draft acceptance ({sensitive['status']}): {factors}")
+    if found["drift"]:
+        drift = found["drift"]
+        interval = f", 95% {drift['ci95'][0]:+.2%} to {drift['ci95'][1]:+.2%}" if drift["ci95"] else ""
+        lines.append(f"Drift, last round against the first: {drift['change']:+.2%}{interval}")
+    for decision in found["decisions"]:
+        verb = "kept" if decision["kept"] else "rejected"
+        lines.append(f"{verb}: {decision['rung']} on {decision['against']}: {'; '.join(decision['reasons'])}")
+    if found["void_boots"]:
+        lines.append(f"{len(found['void_boots'])} boot(s) were cut off or changed; they count for nothing.")
+    if found["left"]:
+        lines.append(f"{found['left']} boot(s) are still to be done: --resume")
+    return lines
+
+
+def _first_line(text: str | None) -> str:
+    return (text or "no cause recorded").splitlines()[0][:300]
