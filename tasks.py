@@ -6,12 +6,13 @@ from pathlib import Path
 
 from invoke import Collection, Exit, task
 
+from bench.handover.tasks import adopt, bundle, check, compare, list_, pull, push
 from bench.ladder.tasks import ladder
 from bench.tasks import RECIPE, RUNS, export, finish, noise, verdict
 from images import tasks as image_tasks
 from images.errors import UsageProblem
 from images.front_door import open_door
-from recipes.tasks import build, check, diff, doctor, list_, lock, provision, render
+from recipes.tasks import build, diff, doctor, lock, provision, render
 
 ROOT = Path(__file__).resolve().parent
 RUNTIME = "process or docker; default: as the recipe says"
@@ -245,6 +246,11 @@ ns = Collection(
     list_,
     doctor,
     provision,
+    bundle,
+    adopt,
+    push,
+    pull,
+    compare,
     test,
     lint,
     image=image_tasks.ns,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from bench.runfolder import dump_json, write_text
 from images.engine import Engine
-from recipes.run.longlived import state_root
+from images.index import state_root
 
 SCHEMA = 1
 

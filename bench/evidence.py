@@ -11,12 +11,13 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
 from bench.counters import Counters, Series, as_series, difference
-from bench.runfolder import is_number, read_json, read_recipe, seal_faults, windows_of
+from bench.runfolder import is_number, read_json, read_recipe, refuse_large, seal_faults, windows_of
 from bench.telemetry.store import Telemetry, read_telemetry
 from images.errors import Problem, RunProblem
 from recipes.schema import Recipe, Text
 
-MAX_ARRAY_BYTES = 500_000_000
+MAX_ARRAYS_BYTES = 400_000_000  # all arrays of a window together, unpacked
+MAX_LOG_BYTES = 200_000_000  # a server's log, unpacked
 NAMES = {
     "start_s": np.floating,
     "ttft_s": np.floating,
@@ -317,8 +318,10 @@ def _read_arrays(file: Path) -> dict[str, np.ndarray]:
         sizes = {entry.filename: entry.file_size for entry in packed.infolist()}
     wanted = [*NAMES, *(name for name in OPTIONAL if f"{name}.npy" in sizes)]
     for name in wanted:
-        if sizes.get(f"{name}.npy", MAX_ARRAY_BYTES + 1) > MAX_ARRAY_BYTES:
-            raise ValueError(f"array {name!r} is missing or larger than {MAX_ARRAY_BYTES} bytes")
+        if f"{name}.npy" not in sizes:
+            raise ValueError(f"array {name!r} is missing")
+    if sum(sizes[f"{name}.npy"] for name in wanted) > MAX_ARRAYS_BYTES:
+        raise ValueError(f"the arrays have more than {MAX_ARRAYS_BYTES} bytes")
     with np.load(file, allow_pickle=False) as stored:
         return {name: stored[name] for name in wanted}
 
@@ -326,7 +329,7 @@ def _read_arrays(file: Path) -> dict[str, np.ndarray]:
 def _read_boot(folder: Path) -> Boot:
     log = folder / "server.log.gz"
     try:
-        text = gzip.decompress(log.read_bytes()).decode(errors="replace") if log.is_file() else None
+        text = _read_log(log) if log.is_file() else None
     except (OSError, EOFError, zlib.error) as error:
         raise RunProblem(f"{log}: not a gzip file: {error}") from error
     argv, env = folder / "argv.json", folder / "env.json"
@@ -336,6 +339,15 @@ def _read_boot(folder: Path) -> Boot:
         env=_stored(LiveRecord, env) if env.is_file() else None,
         log=text,
     )
+
+
+def _read_log(file: Path) -> str:
+    """A log, unpacked: never more than MAX_LOG_BYTES of it, however much is packed in the file."""
+    with gzip.open(file) as packed:
+        data = packed.read(MAX_LOG_BYTES + 1)
+    if len(data) > MAX_LOG_BYTES:
+        raise RunProblem(f"{file}: a log of more than {MAX_LOG_BYTES} bytes")
+    return data.decode(errors="replace")
 
 
 def _stored(kind: type[Kind], file: Path) -> Kind:
@@ -351,6 +363,7 @@ def _read_answers(file: Path) -> list[dict]:
     """Read a suite's answers. Whether one is exact is decided here, from what was expected and got."""
     if not file.is_file() or file.is_symlink():
         raise RunProblem(f"{file}: not a file")
+    refuse_large(file)
     try:
         lines = [Answer.model_validate_json(line) for line in file.read_bytes().splitlines()]
     except ValidationError as errors:

@@ -13,9 +13,9 @@ from bench.runfolder import dump_json, read_json, write_text
 from bench.statistics import BOOTS_FOR_INTERVAL, noise_floor, smallest_difference, spread
 from images.console import emit_json, note, out, table
 from images.errors import Problem, RunProblem, UsageProblem
+from images.index import state_root
 from images.yaml_source import shown
 from recipes.machine import machine_facts
-from recipes.run.longlived import state_root
 
 SCHEMA = 1
 INVALID = 7  # the exit code of a run that proves nothing

@@ -2,6 +2,7 @@
 
 from contextlib import closing
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from bench.record import Plan
 from images.build import Built, Order, build_image, held_image
@@ -77,7 +78,9 @@ def plan_for(chosen: Loaded, options: Options, machine: dict) -> Plan:
         engine = given_engine(loaded.recipe.engine.image, options.engine_python, options.engine_paths)
         return Plan(loaded, engine, spec, machine, options.url, options.load)
     if choose_runtime(loaded, options.runtime) == "process":
-        return Plan(loaded, ensure_engine(loaded.recipe.engine.image), spec, machine, options.url, options.load)
+        return Plan(
+            loaded, ensure_engine(loaded.recipe.engine.image, loaded.wheels), spec, machine, options.url, options.load
+        )
     built = ensure_image(loaded)
     box = engine_container(loaded, built, machine, profile)
     return Plan(loaded, built, spec, machine, options.url, options.load, box)
@@ -115,15 +118,17 @@ def choose_runtime(loaded: Loaded, asked: str | None) -> str:
 
 def ensure_image(loaded: Loaded) -> Built:
     """The engine's image, built or pulled where it isn't there yet, and proved."""
-    built = build_image(Order(loaded.recipe.engine.image))
+    name, site = loaded.recipe.engine.image, loaded.site
+    built = held_image(name, site.image) if site.image else build_image(Order(name, mirrors=tuple(site.mirrors)))
     verify_image(built)
     return built
 
 
 def engine_container(loaded: Loaded, built: Built, machine: dict, profile: Machine) -> Container:
-    """The container part of a plan: the image, the one GPU, and a cache volume that belongs to this image alone."""
-    device = gpu_device(loaded.recipe, machine, profile)
-    return container(loaded, built.reference, device, f"station-recipes-{built.name}-{built.identity}")
+    """The container part of a plan: the image, the one GPU, and the site's cache, else a volume of this image alone."""
+    device = gpu_device(loaded.recipe, machine, profile, loaded.site.gpu)
+    volume = f"station-recipes-{built.name}-{built.identity}"
+    return container(loaded, built.reference, device, Path(loaded.site.cache) if loaded.site.cache else volume)
 
 
 def gather_service(recipe: str, host: str, windows: int) -> Plan:

@@ -61,6 +61,7 @@ class Recorder:
             "schema": SCHEMA,
             "run": None,
             "recipe": plan.loaded.recipe.id,
+            "origin": plan.loaded.origin,  # the bundle an adopted recipe came in; null for the library's
             "started": now(),
             "planned_windows": load.boots * load.windows if plan.load else 0,
             "tool": tool_version(),

@@ -21,6 +21,7 @@ SEAL = "SHA256SUMS"
 DERIVED = frozenset({"verdict.json", "report.html", SEAL})
 SCHEMA = 2  # 2: the counters' course, the host's identity, loops in texts; a run is judged by its own schema's guards
 PARTIAL = ".partial"
+MAX_TEXT_BYTES = 50_000_000
 
 
 def dump_json(value: Any) -> str:
@@ -107,6 +108,7 @@ def seal_faults(run: Path) -> list[str]:
     file = run / SEAL
     if not file.is_file():
         return ["not sealed"]
+    refuse_large(file)
     sealed = {}
     for line in file.read_text(errors="replace").splitlines():
         digest, _, name = line.partition("  ")
@@ -126,6 +128,12 @@ def _differs(file: Path, digest: str) -> bool:
         return True
 
 
+def refuse_large(file: Path) -> None:
+    """Raise RunProblem for a text file larger than any of a run: it is read whole, and strangers write it."""
+    if file.stat().st_size > MAX_TEXT_BYTES:
+        raise RunProblem(f"{file}: more than {MAX_TEXT_BYTES} bytes, the most a text file of a run has")
+
+
 def read_json(file: Path) -> Any:
     """Read a JSON file of a run.
 
@@ -133,6 +141,7 @@ def read_json(file: Path) -> Any:
     """
     if not file.is_file():
         raise RunProblem(f"{file}: can't be read: no such file")
+    refuse_large(file)
     try:
         return json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:

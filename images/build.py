@@ -33,7 +33,7 @@ CAUSES = (
 
 @dataclass(frozen=True)
 class Order:
-    """What is wanted of `./inv build`. None: as image.yaml declares. `base`: NAME@sha256:…"""
+    """What is wanted of `./inv build`. None: as image.yaml declares. `base`: NAME@sha256:…; `mirrors`: asked first."""
 
     image: str
     source: str | None = None
@@ -41,6 +41,7 @@ class Order:
     platform: str | None = None
     cuda_archs: tuple[str, ...] = ()
     again: bool = False
+    mirrors: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -89,16 +90,16 @@ def build_image(order: Order) -> Built:
             f"--platform {order.platform}: the Docker engine runs {engine.platform}, and an image is proved by running "
             "it. Point DOCKER_HOST at a machine of that architecture"
         )
-    return _pull(facts, engine) if source == "pull" else _build(facts, order, engine)
+    return _pull(facts, engine, order.mirrors) if source == "pull" else _build(facts, order, engine)
 
 
-def _pull(facts: Declaration, engine: DockerEngine) -> Built:
+def _pull(facts: Declaration, engine: DockerEngine, mirrors: tuple[str, ...] = ()) -> Built:
     pull = facts.sources.pull
     platform = pull.platforms.get(engine.platform)
     if platform is None or platform.digest is None:
         raise UsageProblem(missing_digest(facts, engine.platform))
     said = []
-    for repository in pull.repositories:
+    for repository in (*mirrors, *pull.repositories):
         reference = f"{repository}@{platform.digest}"
         image = find_image(reference)
         fresh = image is None

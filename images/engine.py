@@ -62,13 +62,16 @@ class Engine:
         return [str(self.python), "-m", "vllm.entrypoints.cli.main"]
 
 
-def engine_identity(name: str) -> str:
-    """The hash over pins, patches, Python version and architecture: 16 hex digits."""
+def engine_identity(name: str, python: str | None = None, machine: str | None = None) -> str:
+    """The hash over pins, patches, Python version and architecture: 16 hex digits.
+
+    `python` (cpython-311) and `machine` (x86_64) default to those that run us.
+    """
     facts = declaration(name)
     digest = hashlib.sha256(f"{facts.distribution} {facts.version} {facts.device} {facts.requires}".encode())
     for file in ("pins.txt", *patch_files(name)):
         digest.update((IMAGES / name / file).read_bytes())
-    digest.update(f"{sys.implementation.cache_tag} {platform.machine()}".encode())
+    digest.update(f"{python or sys.implementation.cache_tag} {machine or platform.machine()}".encode())
     return digest.hexdigest()[:16]
 
 
@@ -99,10 +102,11 @@ def find_engine(name: str) -> Engine | None:
     return Engine(name, facts.version, python, engine_identity(name), declared_patches(name))
 
 
-def ensure_engine(name: str) -> Engine:
-    """Return the engine, installing it first when it is absent.
+def ensure_engine(name: str, wheels: Path | None = None) -> Engine:
+    """Return the engine, installing it first when it is absent: from the index, or from a folder of `wheels` alone.
 
-    Raises EngineProblem when it can't be installed on this host.
+    Whatever that holds, only files with the pinned hashes are installed. Raises EngineProblem when it can't be
+    installed on this host.
     """
     if not _installable(name):
         raise EngineProblem(f"the {name} engine can't be installed as an environment, only built or pulled as an image")
@@ -113,7 +117,7 @@ def ensure_engine(name: str) -> Engine:
     with build_lock(home):
         if not find_engine(name):  # another run may have built it while we waited
             _check_disk(name, home.parent)
-            _build(name, home)
+            _build(name, home, wheels)
     built = find_engine(name)
     if built is None:
         raise EngineProblem(f"the engine in {home} does not work: remove that folder and run again")
@@ -157,7 +161,7 @@ def _check_disk(name: str, folder: Path) -> None:
         )
 
 
-def _build(name: str, home: Path) -> None:
+def _build(name: str, home: Path, wheels: Path | None) -> None:
     facts = declaration(name)
     note(f"Installing the engine: {facts.title}, about {facts.disk_gb} GB, once, into {home}")
     shutil.rmtree(home, ignore_errors=True)
@@ -170,7 +174,10 @@ def _build(name: str, home: Path) -> None:
     _step([*uv, "venv", "--python", sys.executable, str(home)], "1/3 making the environment", log, environ)
     python = home / "bin" / "python"
     install = [*uv, "pip", "install", "--python", str(python), "--require-hashes", "--no-deps"]
-    install += torch_source(facts.requires, python, environ)
+    if wheels:
+        install += ["--no-index", "--find-links", str(wheels)]
+    else:
+        install += torch_source(facts.requires, python, environ)
     _step([*install, "-r", str(IMAGES / name / "pins.txt")], "2/3 installing the pinned packages", log, environ)
     _alter(facts, home)
     # Without bytecode every one of the engine's three processes compiles vLLM and torch at each start.

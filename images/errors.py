@@ -27,6 +27,10 @@ class ImageProblem(Problem):
     """An image can't be read, saved, loaded, mirrored or compared."""
 
 
+class BundleProblem(Problem):
+    """A bundle can't be made, read or trusted: it is refused whole."""
+
+
 class RunProblem(Problem):
     """A run folder can't be read."""
 

@@ -67,3 +67,11 @@ def cache_root(environ: Mapping[str, str] = os.environ) -> Path:
         return Path(environ["STATION_RECIPES_CACHE"]).expanduser().absolute()
     base = environ.get("XDG_CACHE_HOME") or Path(environ.get("HOME", "/")) / ".cache"
     return Path(base) / "station-recipes"
+
+
+def state_root(environ: Mapping[str, str] = os.environ) -> Path:
+    """Where running servers, noise floors and adopted recipes are kept: STATION_RECIPES_STATE, else the user's own."""
+    if environ.get("STATION_RECIPES_STATE"):
+        return Path(environ["STATION_RECIPES_STATE"]).expanduser().absolute()
+    base = environ.get("XDG_STATE_HOME") or Path(environ.get("HOME", "/")) / ".local" / "state"
+    return Path(base) / "station-recipes"

@@ -63,6 +63,17 @@ def ensure_wheels(
     return house
 
 
+def ensure_control_wheels(platform: str, python: str) -> Wheelhouse:
+    """Download what is missing of ./inv's own environment and return its wheelhouse, as `ensure_wheels` does."""
+    pins = pins_for(CONTROL_PINS, platform, python)
+    house = Wheelhouse(_folder(pins, platform, python), tuple(pins), next(pin for pin in pins if pin.name == "uv"))
+    if not (house.folder / "complete").exists():
+        with build_lock(house.folder):
+            if not (house.folder / "complete").exists():
+                _fill(house, platform, python, [], None)
+    return house
+
+
 def _fill(
     house: Wheelhouse, platform: str, python: str, extra: list[str], engine: tuple[str, str, Wheel] | None
 ) -> None:
@@ -70,7 +81,8 @@ def _fill(
     partial = house.folder.with_name(f"{house.folder.name}.partial")
     try:
         partial.mkdir(parents=True, exist_ok=True)
-        inside = [pin for pin in [*house.pins, house.installer] if not engine or pin.name != engine[0]]
+        needed = {pin.name: pin for pin in [*house.pins, house.installer]}.values()
+        inside = [pin for pin in needed if not engine or pin.name != engine[0]]
         _download(inside, platform, python, partial, extra)
         if engine:
             fetch_wheel(engine[2], partial)

@@ -10,13 +10,13 @@ from images.index import cache_root
 from images.probe import probe, resolved_config, unknown_names
 from images.yaml_source import shown
 from recipes.compare import difference, ladder_rows, overridden
-from recipes.load import Loaded, first_choice, load_ladder, load_recipe, recipe_ids, resolve_id
+from recipes.load import Loaded, load_ladder, load_recipe, recipe_ids, resolve_id
 from recipes.lock import Images, as_text, lock_here, make_lock, parse_images, with_revision
 from recipes.machine import gpu_device, load_machines, machine_facts, machine_profile, why_not
 from recipes.render import render
 from recipes.rules import RULES, broken_rules, require_rules
 from recipes.schema import Recipe
-from recipes.spec import container, serving_spec
+from recipes.spec import HOST_CACHE, container, serving_spec
 
 SCHEMA_FILE = Path(__file__).with_name("recipe.schema.json")
 
@@ -66,42 +66,6 @@ def check_recipes(name: str | None, as_json: bool) -> int:
                 console.print(f"    {line}", markup=False, soft_wrap=True)
         console.print(f"{len(ids)} recipe(s) checked against the schema and {len(RULES)} known traps", markup=False)
     return 2 if any(found.values()) else 0
-
-
-def list_recipes(as_json: bool) -> None:
-    """Print the library: id, what it changes, whether it applies here."""
-    machine = machine_facts()
-    chosen, why = first_choice(machine["slug"])
-    rows = [_row(recipe_id, machine) for recipe_id in recipe_ids()]
-    if as_json:
-        emit_json({"machine": machine["slug"], "first_choice": chosen, "recipes": rows})
-        return
-    lines = [(("→ " if row["id"] == chosen else "  ") + row["id"], row["change"], row["here"]) for row in rows]
-    console = out()
-    console.print(table("Recipes", ("recipe", "change", "on this machine"), lines))
-    console.print(f"\n→ what `./inv reproduce` runs here: {why}.", markup=False)
-
-
-def _row(recipe_id: str, machine: dict) -> dict:
-    try:
-        loaded = load_recipe(recipe_id)
-    except UsageProblem as problem:
-        return {
-            "id": recipe_id,
-            "title": None,
-            "change": "–",
-            "here": f"broken: {str(problem).splitlines()[0]}",
-        }
-    recipe = loaded.recipe
-    change = f"{', '.join(recipe.delta.changes)} (on {recipe.extends})" if recipe.delta else recipe.title
-    return {"id": recipe_id, "title": recipe.title, "change": change, "here": _here(loaded, machine)}
-
-
-def _here(loaded: Loaded, machine: dict) -> str:
-    engine = loaded.recipe.engine
-    reason = why_not(loaded.recipe, machine)
-    installed = "installed" if find_engine(engine.image) else "installed on first use"
-    return reason or f"runs here; engine {engine.image} {engine.version} {installed}"
 
 
 def print_difference(first: str, second: str, as_json: bool) -> None:
@@ -204,18 +168,26 @@ def render_lock(
     _render(loaded, target, chosen, device, cache, out_file)
 
 
-def render_recipe(name: str, target: str, image: str, device: str | None, cache: Path, out_file: Path | None) -> None:
-    """Render a recipe for a target; print it, or write it to a file."""
+def render_recipe(
+    name: str, target: str, image: str | None, device: str | None, cache: Path | None, out_file: Path | None
+) -> None:
+    """Render a recipe for a target; print it, or write it to a file. Of an adopted one the site's overlay fills in.
+
+    Raises UsageProblem where no image is named.
+    """
     loaded = load_recipe(name)
     require_rules(loaded)
-    _render(loaded, target, image, device, cache, out_file)
+    chosen = image or loaded.site.image
+    if not chosen:
+        raise UsageProblem(f"render --recipe {name} needs --image NAME@sha256:…: the engine's image")
+    _render(loaded, target, chosen, device, cache or Path(loaded.site.cache or HOST_CACHE), out_file)
 
 
 def _render(loaded: Loaded, target: str, image: str, device: str | None, cache: Path, out_file: Path | None) -> None:
     facts = machine_facts()
     profile = machine_profile(facts, load_machines())
     spec = serving_spec(loaded, profile)
-    chosen = device or gpu_device(loaded.recipe, facts, profile)
+    chosen = device or gpu_device(loaded.recipe, facts, profile, loaded.site.gpu)
     text = render(target, spec, container(loaded, image, chosen, cache))
     if out_file is None:
         print(text, end="")  # noqa: T201 (the result itself, for a pipe)

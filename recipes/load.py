@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from pydantic import BaseModel, ValidationError
 from images.errors import UsageProblem, nearest
 from images.validate import nearest_mark, validate
 from images.yaml_source import Document, KeyPath, Mark, read_yaml
+from recipes.adopted import Adopted, Site, find_adopted
 from recipes.schema import Ladder, Recipe
 
 LIBRARY = Path(__file__).parent / "library"
@@ -22,11 +23,18 @@ ATOMIC = (("engine", "flags"), ("engine", "env"), ("model", "files"))
 
 @dataclass(frozen=True)
 class Loaded:
-    """A recipe with the folder it came from and the mark of each of its keys."""
+    """A recipe with the folder it came from and the mark of each of its keys.
+
+    `site` is what this machine says of an adopted recipe, `wheels` where its bundle brought the engine's;
+    `origin` names the bundle.
+    """
 
     recipe: Recipe
     folder: Path
     marks: dict[KeyPath, Mark]
+    site: Site = field(default_factory=Site)
+    wheels: Path | None = None
+    origin: dict | None = None
 
     def mark(self, *path: str | int) -> Mark:
         """The mark of `path`, or of the nearest key above it."""
@@ -75,13 +83,16 @@ def recipe_ids(library: Path = LIBRARY) -> list[str]:
 def resolve_id(name: str, library: Path = LIBRARY) -> str:
     """Turn what a person typed into a recipe id: `family/rung`, or a bare family for its default rung.
 
-    Raises UsageProblem with the nearest names.
+    What only was adopted is `family/rung@label`; the library goes before. Raises UsageProblem with the nearest names.
     """
     if name in families(library):
         return f"{name}/{load_ladder(name, library).default}"
     known = recipe_ids(library)
     if name in known:
         return name
+    found = find_adopted(name) if library == LIBRARY else None
+    if found:
+        return found.reference
     raise UsageProblem(_unknown("recipe", name, [*known, *families(library)]))
 
 
@@ -91,7 +102,21 @@ def load_recipe(name: str, library: Path = LIBRARY) -> Loaded:
     Raises UsageProblem naming file, line and key for anything wrong.
     """
     recipe_id = resolve_id(name, library)
+    if "@" in recipe_id:
+        return load_adopted(find_adopted(recipe_id))
     return _load(recipe_id, library, chain=())
+
+
+def load_adopted(adopted: Adopted) -> Loaded:
+    """Load an adopted recipe, with what its site says.
+
+    Raises BundleProblem where it was changed since, UsageProblem for a site that can't be.
+    """
+    adopted.require_unchanged()
+    record = adopted.record
+    loaded = with_options(_load(record.recipe, adopted.library, chain=()), port=adopted.site.port or 0)
+    origin = {"content": record.content, "version": record.version, "signer": record.signer, "label": adopted.label}
+    return replace(loaded, site=adopted.site, wheels=adopted.wheels, origin=origin)
 
 
 def _load(recipe_id: str, library: Path, chain: tuple[str, ...]) -> Loaded:

@@ -13,7 +13,7 @@ from recipes.load import Loaded, as_data, load_recipe
 from recipes.machine import load_machines, machine_profile
 from recipes.model_files import differing_files, observed_files
 from recipes.rules import TABLE_VERSION
-from recipes.schema import Recipe
+from recipes.schema import Machine, Recipe
 from recipes.spec import IMAGE, IMAGE_ID, serving_spec
 
 SCHEMA = 1
@@ -69,10 +69,19 @@ def make_lock(loaded: Loaded, facts: dict, images: Images) -> dict:
 
     Raises UsageProblem when something that must be fixed isn't: the image's digest, the model's files.
     """
+    on_cuda = declaration(loaded.recipe.engine.image).device == "cuda"
+    identity = None if on_cuda else engine_identity(loaded.recipe.engine.image)
+    return {**lock_for(loaded, machine_profile(facts, load_machines()), images, identity), "machine": facts}
+
+
+def lock_for(loaded: Loaded, profile: Machine, images: Images, identity: str | None) -> dict:
+    """A lock without its machine: for any of a profile. `identity`: the engine environment's, None for an image's.
+
+    Raises UsageProblem when something that must be fixed isn't: the image's digest, the model's files.
+    """
     recipe = loaded.recipe
-    spec = serving_spec(loaded, machine_profile(facts, load_machines()))
-    engine = declaration(recipe.engine.image)
-    on_cuda = engine.device == "cuda"
+    spec = serving_spec(loaded, profile)
+    on_cuda = declaration(recipe.engine.image).device == "cuda"
     if on_cuda and not images.by_platform:
         raise UsageProblem(f"{recipe.id} runs in a container: name its image, --image linux/arm64=NAME@sha256:…")
     observed = observed_files(loaded)
@@ -88,7 +97,7 @@ def make_lock(loaded: Loaded, facts: dict, images: Images) -> dict:
             "image": recipe.engine.image,
             "version": recipe.engine.version,
             "substitutes": recipe.engine.substitutes,
-            "identity": None if on_cuda else engine_identity(recipe.engine.image),
+            "identity": identity,
             "images": images.by_platform,
         },
         "model": {
@@ -99,7 +108,6 @@ def make_lock(loaded: Loaded, facts: dict, images: Images) -> dict:
         },
         "argv": argv,
         "env": spec.env,
-        "machine": facts,
     }
 
 
@@ -117,7 +125,7 @@ def read_lock(file: Path) -> dict:
         lock = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageProblem(f"{shown(file)}: can't be read: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageProblem(f"{shown(file)}: not a lock: {error}") from error
     if not isinstance(lock, dict) or lock.get("schema") != SCHEMA:
         found = lock.get("schema") if isinstance(lock, dict) else type(lock).__name__

@@ -77,14 +77,15 @@ def require_applies(recipe: Recipe, facts: dict) -> None:
         raise UsageProblem(f"{recipe.id} can't run here: it {reason}. `./inv list` shows what can.")
 
 
-def gpu_device(recipe: Recipe, facts: dict, profile: Machine) -> str | None:
-    """The CDI name of the one GPU a recipe runs on; None for a CPU engine.
+def gpu_device(recipe: Recipe, facts: dict, profile: Machine, uuid: str | None = None) -> str | None:
+    """The CDI name of the one GPU a recipe runs on, `uuid`'s where a site names one; None for a CPU engine.
 
     Raises UsageProblem unless exactly one GPU fits the machine's profile: an index is no contract.
     """
     if declaration(recipe.engine.image).device != "cuda":
         return None
     fitting = [gpu["uuid"] for gpu in facts["gpus"] if gpu.get("uuid") and _fits(profile.match, gpu)]
+    fitting = [each for each in fitting if uuid in {None, each}]
     if profile.device != "cuda" or len(fitting) != 1:
         seen = ", ".join(f"{gpu['name']} {gpu['uuid']}" for gpu in facts["gpus"]) or "no NVIDIA GPU"
         raise UsageProblem(f"wanted exactly one GPU that {recipe.id} is made for, found: {seen}. Name it with --device")

@@ -16,6 +16,7 @@ FIXED_ENV = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": 
 
 
 CACHE_IN_CONTAINER = "/cache"
+HOST_CACHE = "/var/lib/station-recipes/cache"  # what is mounted there on a host, unless told otherwise
 # Where the engine keeps what it downloads and compiles, below one folder, in every container.
 CACHE_ENV = {
     "HF_HOME": f"{CACHE_IN_CONTAINER}/huggingface",

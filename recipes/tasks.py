@@ -5,29 +5,9 @@ from pathlib import Path
 from invoke import Exit, task
 
 from images.errors import UsageProblem
+from recipes.spec import HOST_CACHE
 
 RECIPE = "recipe id or family, such as micro/mtp1; `./inv list` shows them"
-CACHE = "/var/lib/station-recipes/cache"
-
-
-@task(
-    help={
-        "recipe": RECIPE,
-        "all": "every recipe in the library",
-        "schema": "write the JSON Schema of a recipe to recipes/recipe.schema.json, for editors",
-        "json": "print a list of findings",
-    }
-)
-def check(_c, recipe=None, all=False, schema=False, json=False):  # noqa: A002
-    """Validate recipes: schema, extends, declared deltas, engine traps; one recipe also against its engine."""
-    from recipes.check import check_recipes, write_schema
-
-    if schema:
-        write_schema()
-        return
-    if bool(recipe) == all:
-        raise UsageProblem("check needs either --recipe NAME or --all")
-    raise Exit(code=check_recipes(None if all else recipe, json))
 
 
 @task(
@@ -98,19 +78,19 @@ def lock(_c, recipe=None, image=None, model_revision=None, out=None, check=None)
         "target": "docker, compose or systemd",
         "image": "the engine's image, NAME@sha256:…",
         "device": "CDI name of the one GPU; default: the GPU of this machine that the recipe is made for",
-        "cache": "host folder for downloads and compiled kernels",
+        "cache": f"host folder for downloads and compiled kernels; default: as the site says, else {HOST_CACHE}",
         "out": "file to write (default: print)",
     }
 )
-def render(_c, recipe=None, lock_file=None, target="docker", image=None, device=None, cache=CACHE, out=None):
+def render(_c, recipe=None, lock_file=None, target="docker", image=None, device=None, cache=None, out=None):
     """Write a recipe as a file another tool runs: a docker script, a compose file, a systemd unit."""
     from recipes.check import render_lock, render_recipe
 
     file = Path(out) if out else None
     if lock_file and not recipe:
-        render_lock(Path(lock_file), target, image, device, Path(cache), file)
-    elif recipe and image and not lock_file:
-        render_recipe(recipe, target, image, device, Path(cache), file)
+        render_lock(Path(lock_file), target, image, device, Path(cache or HOST_CACHE), file)
+    elif recipe and not lock_file:
+        render_recipe(recipe, target, image, device, Path(cache) if cache else None, file)
     else:
         raise UsageProblem("render needs --recipe NAME and --image NAME@sha256:…, or --lock-file FILE")
 
@@ -121,14 +101,6 @@ def diff(_c, a, b, json=False):
     from recipes.check import print_difference
 
     print_difference(a, b, json)
-
-
-@task(name="list", help={"json": "print JSON"})
-def list_(_c, json=False):
-    """List the recipes: what they change, whether they apply to this machine."""
-    from recipes.check import list_recipes
-
-    list_recipes(json)
 
 
 HOSTS = {

@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -54,14 +54,6 @@ class Served(Protocol):
 
 
 Found = TypeVar("Found", bound=Served)
-
-
-def state_root(environ: Mapping[str, str] = os.environ) -> Path:
-    """Where running servers are recorded: STATION_RECIPES_STATE, else the user's state folder."""
-    if environ.get("STATION_RECIPES_STATE"):
-        return Path(environ["STATION_RECIPES_STATE"]).expanduser().absolute()
-    base = environ.get("XDG_STATE_HOME") or Path(environ.get("HOME", "/")) / ".local" / "state"
-    return Path(base) / "station-recipes"
 
 
 class Detached:

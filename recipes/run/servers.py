@@ -5,8 +5,9 @@ from dataclasses import asdict
 from images.build import Built
 from images.console import emit_json, note, out, stage, table
 from images.engine import Engine
+from images.index import state_root
 from recipes.run.contained import ContainerRecord, contained, contained_condition, start_contained, stop_contained
-from recipes.run.longlived import Record, condition, find, in_flight, records, start, state_root, stop
+from recipes.run.longlived import Record, condition, find, in_flight, records, start, stop
 from recipes.spec import Container, ServingSpec
 
 

@@ -83,6 +83,26 @@ def test_arrays_nobody_asked_for_are_not_even_unpacked(tmp_path: Path):
     assert set(read_evidence(run).windows[0].arrays) == set(GOOD) - {"texts", "text_sha256"}
 
 
+def test_a_log_that_unpacks_to_more_than_a_log_has_is_not_unpacked_whole(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr("bench.evidence.MAX_LOG_BYTES", 1000)
+    run = write_run(tmp_path / "run", recipe(), log="x" * 1001)
+    with pytest.raises(RunProblem, match=r"server\.log\.gz: a log of more than 1000 bytes"):
+        read_evidence(run)
+
+
+@pytest.mark.parametrize(
+    "name", ["manifest.json", "boots/1/w1/counters.json", "quality/micro-tasks.jsonl", "SHA256SUMS"]
+)
+def test_a_text_file_larger_than_a_run_has_is_not_read(tmp_path: Path, monkeypatch, name: str):
+    run = write_run(tmp_path / "run", recipe())
+    monkeypatch.setattr("bench.runfolder.MAX_TEXT_BYTES", 100_000)
+    (run / "quality").mkdir()
+    with (run / name).open("a") as sink:
+        sink.truncate(100_001)  # a hole: it takes no room
+    with pytest.raises(RunProblem, match="more than 100000 bytes"):
+        read_evidence(run)
+
+
 @pytest.mark.parametrize("name", ["boots/²/w1", "boots/1/w²", "boots/x/w1"])
 def test_folders_with_odd_numbers_are_no_boots(tmp_path: Path, name: str):
     run = write_run(tmp_path / "run", recipe(), sealed=False)

@@ -1,0 +1,281 @@
+"""Room bench: two runs of one recipe, mine and theirs: the same claims judged on both, and what a gap comes from. Pure.
+
+The claims are theirs, and so is the model they are about: a claim says nothing about other weights.
+"""
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from bench.analyse import rounded
+from bench.attribution import attribute
+from bench.claims import MACHINE_INDEPENDENT, judge_claim
+from bench.evidence import Evidence
+from bench.guards import run_guards
+from bench.measurement import Measurement, measure_evidence
+from bench.statistics import BOOTS_FOR_INTERVAL
+from bench.verdict import figures_status, judge
+from recipes.load import as_data, changes, leaves
+from recipes.model_files import differing_files
+
+SCHEMA = 1
+# Of a rate that nobody claimed: less is not worth a cause. With fewer boots than three, how they scatter isn't known.
+SMALL_GAP, SMALL_GAP_OF_FEW_BOOTS = 0.02, 0.05
+# What differs, in the order in which it explains a gap: what changes the answers first, what changes only speed last.
+ORDER = ("validity", "model", "settings", "load", "engine", "prompts", "machine", "conditions")
+ONLY_SPEED = frozenset({"machine", "conditions"})
+# The factor of a rate that each kind of difference acts on; any, where it isn't named.
+ACTS_ON = {"machine": {"step_time_ms", "tok_s_per_stream"}, "conditions": {"step_time_ms", "tok_s_per_stream"}}
+ACTS_ON |= {"prompts": {"acceptance", "tok_s_per_stream"}}
+WORDS = {
+    "validity": "one of the runs proves nothing",
+    "model": "other weights or another tokenizer",
+    "settings": "other settings of the engine",
+    "load": "another load",
+    "engine": "another build of the engine",
+    "prompts": "other prompts",
+    "machine": "another machine",
+    "conditions": "what the GPU did meanwhile",
+}
+# Keys that change nothing of what is measured; boots and windows are how often it is.
+OURS = frozenset({"runtime.port", "runtime.ready_timeout_s", "runtime.stop_timeout_s"})
+OURS |= {"benchmark.boots", "benchmark.windows"}
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One thing in which two runs differ. `kind`: one of ORDER."""
+
+    kind: str
+    what: str
+    mine: object
+    theirs: object
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two runs, reduced. `prompts`: sha256 of each window's prompts."""
+
+    evidence: Evidence
+    measured: Measurement
+    verdict: dict
+    prompts: dict[str, str]
+
+
+def side(evidence: Evidence, prompts: dict[str, str]) -> Side:
+    """Reduce a run once for everything below."""
+    return Side(evidence, measure_evidence(evidence), judge(evidence), prompts)
+
+
+def compare(mine: Side, theirs: Side) -> dict:
+    """Compare two runs: {claims, rate, fingerprint, cause, agree}, figures rounded to six digits.
+
+    A claim's `gap` is mine − theirs in its unit; `apart` says that it is more than the tolerance, None where one side
+    has no figure.
+    """
+    fingerprint = differences(mine, theirs)
+    claims = [_claim(claim, mine, theirs) for claim in theirs.evidence.recipe.claims]
+    rate = _rate(mine, theirs)
+    apart = [row for row in claims if row["apart"] or row["mine"]["state"] != row["theirs"]["state"]]
+    return rounded(
+        {
+            "schema": SCHEMA,
+            "mine": _named(mine),
+            "theirs": _named(theirs),
+            "claims": claims,
+            "rate": rate,
+            "fingerprint": [vars(each) for each in fingerprint],
+            "cause": likeliest(apart, rate, fingerprint, mine, theirs),
+            "agree": not apart,
+        }
+    )
+
+
+def _named(one: Side) -> dict:
+    return {
+        "recipe": one.evidence.recipe.id,
+        "machine": one.evidence.machine.slug,
+        "state": one.verdict["state"],
+        "status": figures_status(one.evidence),
+        "boots": one.measured.boots,
+    }
+
+
+def _claim(claim, mine: Side, theirs: Side) -> dict:
+    rows = {}
+    for name, each in (("mine", mine), ("theirs", theirs)):
+        model = theirs.evidence.recipe.model
+        evidence = replace(each.evidence, recipe=each.evidence.recipe.model_copy(update={"model": model}))
+        voided = [guard.id for guard in run_guards(each.evidence) if guard.voids and guard.voids_metric(claim.metric)]
+        rows[name] = judge_claim(claim, evidence, each.measured, voided)
+    values = [rows[name]["measured"] for name in ("mine", "theirs")]
+    gap = None if None in values else values[0] - values[1]
+    used = max(rows[name]["tolerance_used"] or claim.tolerance for name in rows)
+    kept = ("state", "measured", "ci95", "reason")
+    return {
+        "id": claim.id,
+        "metric": claim.metric,
+        "published": claim.published,
+        "tolerance": used,
+        "status": claim.status,
+        **{name: {key: row[key] for key in kept} for name, row in rows.items()},
+        "gap": gap,
+        "apart": None if gap is None else abs(gap) > used * (1 + 1e-9),
+    }
+
+
+def _rate(mine: Side, theirs: Side) -> dict | None:
+    """The two rates, and what their difference is made of; None where a run has none that counts."""
+    rates = []
+    for each in (mine, theirs):
+        told = each.verdict["output_tok_s"]
+        rates.append((told or {}).get("steady") or (told or {}).get("whole"))
+    if None in rates:
+        return None
+    found = {"mine": rates[0], "theirs": rates[1], "gap": rates[0] / rates[1] - 1, "text": None, "factors": []}
+    ours, other = mine.measured.factors, theirs.measured.factors
+    if ours is None or other is None or not ours.streams or not other.streams:
+        return found
+    split = attribute(other, ours, rates[1], rates[0], mine.measured.gpu.conditions)
+    text = split["text"].replace("as claimed", "the same").replace("the claim states", "the other run has")
+    return {**found, "text": text, "factors": split["factors"]}
+
+
+def differences(mine: Side, theirs: Side) -> list[Difference]:
+    """Everything in which two runs' fingerprints differ, what explains most first."""
+    found = [*_validity(mine, theirs), *_model(mine, theirs), *_recipe(mine, theirs), *_engine(mine, theirs)]
+    common = mine.prompts.keys() & theirs.prompts.keys()
+    other = sorted(name for name in common if mine.prompts[name] != theirs.prompts[name])
+    if other:
+        name = other[0]
+        found.append(Difference("prompts", f"prompts of {name}", mine.prompts[name][:16], theirs.prompts[name][:16]))
+    found += [*_machine(mine, theirs), *_conditions(mine, theirs)]
+    return sorted(found, key=lambda each: ORDER.index(each.kind))
+
+
+def _validity(mine: Side, theirs: Side) -> list[Difference]:
+    said = [_void(each) for each in (mine, theirs)]
+    return [Difference("validity", "guards that void it", *said)] if any(said) else []
+
+
+def _void(one: Side) -> str | None:
+    return ", ".join(guard.id for guard in run_guards(one.evidence) if guard.voids) or None
+
+
+def _model(mine: Side, theirs: Side) -> list[Difference]:
+    ours, other = (each.evidence.manifest.model.files for each in (mine, theirs))
+    if ours is None or other is None:
+        return [Difference("model", "files", ours and "recorded", other and "recorded")] if ours != other else []
+    return [
+        Difference("model", name, _short(ours.get(name)), _short(other.get(name)))
+        for name in differing_files(other, ours)
+    ]
+
+
+def _short(digest: str | None) -> str | None:
+    return digest and digest[:16]
+
+
+def _recipe(mine: Side, theirs: Side) -> list[Difference]:
+    ours, other = mine.evidence.recipe, theirs.evidence.recipe
+    old, new = dict(leaves(as_data(other))), dict(leaves(as_data(ours)))
+    paths = {".".join(path): path for path in old.keys() | new.keys()}
+    found = []
+    for key in changes(other, ours):
+        if key in OURS or key.startswith("model.files"):
+            continue
+        kind = {"model": "model", "benchmark": "load", "quality": "load"}.get(key.split(".")[0], "settings")
+        found.append(Difference(kind, key, new.get(paths[key]), old.get(paths[key])))
+    return found
+
+
+def _engine(mine: Side, theirs: Side) -> list[Difference]:
+    rows = []
+    ours, other = mine.evidence.manifest, theirs.evidence.manifest
+
+    def patches(manifest) -> list:
+        return sorted(str(patch.get("file")) for patch in manifest.engine.patches)
+
+    for what, told in (
+        ("engine", lambda manifest: manifest.engine.name),
+        ("version", lambda manifest: sorted(set(manifest.engine.answered))),
+        ("build", lambda manifest: manifest.engine.identity),
+        ("patches", patches),
+        ("image", lambda manifest: manifest.engine.image and manifest.engine.image.id),
+    ):
+        if told(ours) != told(other):
+            rows.append(Difference("engine", what, told(ours), told(other)))
+    return rows
+
+
+def _machine(mine: Side, theirs: Side) -> list[Difference]:
+    ours, other = mine.evidence.machine, theirs.evidence.machine
+    told = {
+        "machine": lambda machine: machine.slug,
+        "cpu": lambda machine: machine.cpu.get("model"),
+        "cores": lambda machine: machine.cpu.get("cores"),
+        "gpus": lambda machine: [gpu.get("name") for gpu in machine.gpus],
+        "driver": lambda machine: sorted({str(gpu.get("driver")) for gpu in machine.gpus if gpu.get("driver")}),
+    }
+    return [Difference("machine", key, say(ours), say(other)) for key, say in told.items() if say(ours) != say(other)]
+
+
+def _conditions(mine: Side, theirs: Side) -> list[Difference]:
+    """Clocks, power limits and throttling that differ by more than 2%; None on a machine without a GPU."""
+    ours, other = mine.measured.gpu.conditions or {}, theirs.measured.gpu.conditions or {}
+    found = []
+    for key in ("sm_clock_mhz", "power_limits_w", "throttle"):
+        first, second = ours.get(key), other.get(key)
+        numbers = isinstance(first, float) and isinstance(second, float)
+        if first != second and not (numbers and math.isclose(first, second, rel_tol=0.02)) and ours and other:
+            found.append(Difference("conditions", key, first, second))
+    return found
+
+
+def likeliest(apart: list[dict], rate: dict | None, found: list[Difference], mine: Side, theirs: Side) -> dict:
+    """The likeliest cause of a gap: {kind, text}. The first difference, in ORDER, that can act on what lies apart.
+
+    Nothing apart: none is needed. Speed alone is never laid to weights that are the same, nor answers to a machine.
+    """
+    counted = [row for row in apart if row["metric"] in MACHINE_INDEPENDENT]
+    factor = _strongest(rate)
+    boots = min(mine.measured.boots, theirs.measured.boots)
+    small = SMALL_GAP if boots >= BOOTS_FOR_INTERVAL else SMALL_GAP_OF_FEW_BOOTS
+    voided = any(each.kind == "validity" for each in found)
+    if not apart and not voided and (rate is None or abs(rate["gap"]) < small):
+        return {"kind": None, "text": "No gap to explain."}
+    kinds = [kind for kind in ORDER if any(each.kind == kind for each in found)]
+    if counted:
+        kinds = [kind for kind in kinds if kind not in ONLY_SPEED]
+    else:
+        kinds = [kind for kind in kinds if factor is None or factor in ACTS_ON.get(kind, {factor})]
+    if kinds:
+        named = [each for each in found if each.kind == kinds[0]]
+        what = ", ".join(_pair(each) for each in named[:4])
+        more = f" and {len(named) - 4} more" if len(named) > 4 else ""
+        return {"kind": kinds[0], "text": f"{WORDS[kinds[0]]}: {what}{more}."}
+    if not counted and boots < BOOTS_FOR_INTERVAL:
+        text = (
+            f"nothing recorded differs that could: with {boots} boot(s) it may be how boots scatter; three each tell."
+        )
+        return {"kind": "noise", "text": text}
+    return {"kind": None, "text": "nothing that was recorded differs in a way that could: what it is was not recorded."}
+
+
+def _strongest(rate: dict | None) -> str | None:
+    """The factor that moved the rate most, the way it went."""
+    if rate is None or not rate["factors"]:
+        return None
+    way = np.sign(rate["gap"])
+    return max(rate["factors"], key=lambda row: way * row["change"])["factor"]
+
+
+def _pair(each: Difference) -> str:
+    return f"{each.what} is {_said(each.mine)}, theirs {_said(each.theirs)}"
+
+
+def _said(value: object) -> str:
+    if isinstance(value, list):
+        return ", ".join(str(part) for part in value) or "none"
+    return "none" if value is None else str(value)

@@ -1,0 +1,3 @@
+"""Room bench: marks of findings, as every list of checks prints them."""
+
+MARKS = {True: "✔", False: "✘", None: "–"}

@@ -1,0 +1,148 @@
+"""Room recipes: the engine that a bundle carries: wheels for a host without a network, an image, compiled kernels."""
+
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from images.archive import read_archive
+from images.console import note
+from images.declaration import MACHINES, declaration
+from images.engine import engine_identity
+from images.errors import UsageProblem
+from images.staging import workspace
+from images.transport import save_image
+from images.wheels import ensure_control_wheels, ensure_wheels, platform_tags
+from images.yaml_source import shown
+from recipes.bundle.layout import CarriedCaches, CarriedImage, CarriedWheels, why_bad_name
+from recipes.bundle.write import Carried
+from recipes.load import Loaded
+from recipes.machine import machine_facts
+from recipes.serving import platform_of
+
+ARCHIVE = "engine/image.oci.tar"
+LONGEST_NAME = 100  # of the last part of a path, in a plain tar
+# What engines compile and tune, below the one folder that containers have for it; downloads and homes are not kernels.
+KERNELS = ("vllm", "flashinfer", "triton", "inductor", "cuda")
+DEVICE = re.compile(r"cpu|sm_[0-9]{2,3}[a-f]?")
+
+
+@contextmanager
+def carried_engine(
+    loaded: Loaded, wheels: bool, image: str | None, caches: str | None, platform: str | None
+) -> Iterator[Carried]:
+    """What a bundle carries of the engine, as files; what was made for it is gone after the `with` block.
+
+    Raises UsageProblem where the engine has no such form, EngineProblem or ImageProblem where it can't be had.
+    """
+    platform = platform or platform_of(machine_facts())
+    if platform not in MACHINES.values():
+        raise UsageProblem(f"--platform {platform}: wanted one of {', '.join(MACHINES.values())}")
+    files: dict[str, Path] = {}
+    named = _wheels(loaded, platform, files) if wheels else None
+    kernels = _caches(loaded, caches, platform, files) if caches else ()
+    with workspace() as folder:
+        archive = _archive(image, folder, platform, files) if image else None
+        yield Carried(files=files, wheels=named, archive=archive, caches=kernels)
+
+
+def _wheels(loaded: Loaded, platform: str, files: dict[str, Path]) -> CarriedWheels:
+    name = loaded.recipe.engine.image
+    facts = declaration(name)
+    if facts.disk_gb is None:
+        raise UsageProblem(f"the {name} engine runs in a container only: carry its image, --with-image NAME")
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    engine = ensure_wheels(name, platform, python, facts.requires)
+    control = ensure_control_wheels(platform, python)
+    for part, house in (("wheels", engine), ("control", control)):
+        for wheel in sorted(house.folder.glob("*.whl")):
+            files[f"engine/{part}/{short_name(wheel.name, platform)}"] = wheel
+    machine = next(machine for machine, each in MACHINES.items() if each == platform)
+    return CarriedWheels(
+        platform=platform, python=python, identity=engine_identity(name, f"cpython-{python.replace('.', '')}", machine)
+    )
+
+
+def short_name(name: str, platform: str) -> str:
+    """A wheel's name as a tar's header holds it: of several platform tags the one that most systems take.
+
+    Installers read the tags from the name, and the hash is the content's: the wheel stays the pinned one.
+    """
+    if len(name) <= LONGEST_NAME:
+        return name
+    head, _, tags = name.removesuffix(".whl").rpartition("-")
+    fitting = [tag for tag in platform_tags(platform) if tag in tags.split(".")]
+    return f"{head}-{(fitting or tags.split('.'))[-1]}.whl"
+
+
+def _archive(image: str, folder: Path, platform: str, files: dict[str, Path]) -> CarriedImage:
+    file = folder / "image.oci.tar"
+    save_image(image, file, platform)
+    found = read_archive(file, platform)
+    files[ARCHIVE] = file
+    files[f"{ARCHIVE}.sha256"] = file.with_name(f"{file.name}.sha256")
+    return CarriedImage(platform=found.platform, image_id=found.image_id)
+
+
+def _caches(loaded: Loaded, text: str, platform: str, files: dict[str, Path]) -> tuple[CarriedCaches, ...]:
+    """Compiled kernels as DEVICE=FOLDER: what the engine keeps below the folder, by the names it has in a container."""
+    device, _, name = text.partition("=")
+    folder = Path(name)
+    if not DEVICE.fullmatch(device) or not name:
+        raise UsageProblem(f"--caches {text}: wanted DEVICE=FOLDER, such as sm_103a=/var/lib/station-recipes/cache")
+    if not folder.is_dir():
+        raise UsageProblem(f"--caches {text}: there is no folder {shown(folder)}")
+    left_out, before = 0, len(files)
+    for part in KERNELS:
+        for path in sorted((folder / part).rglob("*")):
+            inside = f"engine/caches/{device}/{path.relative_to(folder).as_posix()}"
+            if path.is_symlink() or (path.is_file() and why_bad_name(inside)):
+                left_out += 1
+            elif path.is_file():
+                files[inside] = path
+    if len(files) == before:
+        raise UsageProblem(f"--caches {text}: {shown(folder)} has no kernels: none of {', '.join(KERNELS)} in it")
+    if left_out:
+        note(
+            f"{left_out} files of {shown(folder)} are left out: links, locks, hidden ones. The engine makes them anew."
+        )
+    engine = loaded.recipe.engine
+    return (CarriedCaches(platform=platform, engine=f"{engine.image} {engine.version}", device=device),)
+
+
+def kernel_device(facts: dict) -> set[str]:
+    """The devices of a machine as kernels are compiled for them: cpu, and sm_103 of a compute capability 10.3."""
+    told = [str(gpu.get("compute_capability") or "") for gpu in facts["gpus"]]
+    return {"cpu", *(f"sm_{each.replace('.', '')}" for each in told if each)}
+
+
+def fits_kernels(caches: CarriedCaches, facts: dict) -> bool:
+    """Whether kernels are for a device of this machine; sm_103a are those of sm_103."""
+    return caches.device.rstrip("abcdef") in kernel_device(facts) or caches.device in kernel_device(facts)
+
+
+def place_caches(bundle: Path, caches: Sequence[CarriedCaches], into: Path, uid: int, facts: dict) -> int:
+    """Copy carried kernels of this machine's devices to an engine's cache folder; returns how many files.
+
+    What is there stays. Files belong to the engine's user where we may give them away.
+    """
+    placed = 0
+    for each in caches:
+        if not fits_kernels(each, facts):
+            continue
+        source = bundle / "engine" / "caches" / each.device
+        for file in sorted(source.rglob("*")):
+            target = into / file.relative_to(source)
+            if file.is_dir() or target.exists():
+                continue
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, target)
+            placed += 1
+    if placed and os.geteuid() == 0:
+        for path in [into, *(path for part in KERNELS for path in [into / part, *(into / part).rglob("*")])]:
+            if path.exists():
+                os.chown(path, uid, uid)
+    return placed

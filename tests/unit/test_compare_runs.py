@@ -1,0 +1,126 @@
+"""Two teams' runs compared: the same claims on both, what differs, and that the cause named is the one that was made."""
+
+from pathlib import Path
+
+import pytest
+
+from bench.evidence import read_evidence
+from bench.handover.compare import compare, side
+from bench.handover.comparing import read_side
+from images.errors import RunProblem
+from tests.runs import MODEL_FILES, claim, closed_loop, counters, recipe, write_run
+
+RATE = claim("output_tok_s", 2500, 125)
+ACCEPTANCE = claim("acceptance_length", 2.0, 0.05)
+LOAD = {"boots": 3}
+DRAFTS = {"speculative-config": {"method": "mtp", "num_speculative_tokens": 1}}
+
+
+def run(folder: Path, step_s: float = 0.01, accepted: int = 0, boots: int = 3, change: dict | None = None, **options):
+    """A sealed run of a recipe whose true rate follows from its step time (s)."""
+    told = {
+        "engine": {"image": "cpu", "version": "0.32.0", "flags": DRAFTS if accepted else {}},
+        "claims": [RATE, *([ACCEPTANCE] if accepted else [])],
+        "benchmark": {"boots": boots},
+    }
+    subject = recipe(**{**told, **(change or {})})
+    load = subject.benchmark
+    windows = [[closed_loop(load.concurrency, load.prompts, load.output_len, step_s)] for _ in range(boots)]
+    if accepted:
+        options["counted"] = counters(subject, accepted=accepted, drafts=1000, arrays=windows[0][0])
+    return write_run(folder, subject, boots=windows, **options)
+
+
+def compared(mine: Path, theirs: Path) -> dict:
+    return compare(read_side(mine), read_side(theirs))
+
+
+def kinds(found: dict) -> set[str]:
+    return {row["kind"] for row in found["fingerprint"]}
+
+
+def test_two_runs_of_the_same_thing_agree_and_nothing_needs_a_cause(tmp_path):
+    found = compared(run(tmp_path / "a"), run(tmp_path / "b"))
+    assert found["agree"] and found["fingerprint"] == [] and found["cause"]["text"] == "No gap to explain."
+    (row,) = found["claims"]
+    assert row["mine"]["state"] == row["theirs"]["state"] and row["gap"] == 0 and row["apart"] is False
+
+
+def test_comparing_is_pure_and_swapping_the_runs_turns_the_gap_round(tmp_path):
+    slow, fast = run(tmp_path / "a", step_s=0.02), run(tmp_path / "b")
+    there, back = compared(slow, fast), compared(fast, slow)
+    assert there == compared(slow, fast)
+    assert there["claims"][0]["gap"] == pytest.approx(-back["claims"][0]["gap"])
+    assert there["rate"]["gap"] < -0.3 < 0.3 < back["rate"]["gap"]
+
+
+def test_a_slower_machine_is_named_for_a_slower_rate(tmp_path):
+    theirs = run(tmp_path / "b", slug="h200-sxm", machine={"gpus": [{"name": "NVIDIA H200"}]})
+    found = compared(run(tmp_path / "a", step_s=0.02, machine={"cpu": {"model": "old"}}), theirs)
+    assert found["cause"]["kind"] == "machine" and "theirs h200-sxm" in found["cause"]["text"]
+    assert "step" in found["rate"]["text"] and not found["agree"]
+
+
+def test_another_build_of_the_engine_goes_before_the_machine(tmp_path):
+    engine = {"engine": {"answered": ["0.32.0"] * 3, "identity": "new"}}
+    mine = run(tmp_path / "a", step_s=0.02, manifest=engine, machine={"cpu": {"model": "old"}})
+    found = compared(mine, run(tmp_path / "b"))
+    assert kinds(found) == {"engine", "machine"} and found["cause"]["kind"] == "engine"
+
+
+def test_other_settings_go_before_another_engine_and_name_the_flag(tmp_path):
+    change = {"engine": {"image": "cpu", "version": "0.32.0", "flags": {"max-num-seqs": 4}}}
+    engine = {"engine": {"answered": ["0.32.0"] * 3, "identity": "new"}}
+    found = compared(run(tmp_path / "a", step_s=0.02, change=change, manifest=engine), run(tmp_path / "b"))
+    assert found["cause"]["kind"] == "settings"
+    assert "engine.flags.max-num-seqs is 4, theirs none" in found["cause"]["text"]
+
+
+def test_other_weights_go_before_everything_and_make_the_claim_another_one(tmp_path):
+    files = {**MODEL_FILES, "model.safetensors": "c" * 64}
+    change = {"model": {"path": "model", "served_name": "m", "dtype": "float32", "files": files}}
+    mine = run(tmp_path / "a", step_s=0.02, change=change, manifest={"model": {"files": files}}, slug="other")
+    found = compared(mine, run(tmp_path / "b"))
+    assert found["cause"]["kind"] == "model" and "model.safetensors" in found["cause"]["text"]
+    assert found["claims"][0]["mine"]["state"] == "NOT_COMPARABLE"
+    assert found["claims"][0]["theirs"]["state"] != "NOT_COMPARABLE"
+
+
+def test_an_acceptance_that_differs_is_never_laid_to_the_machine(tmp_path):
+    mine = run(tmp_path / "a", accepted=500, machine={"cpu": {"model": "old"}})
+    found = compared(mine, run(tmp_path / "b", accepted=1000))
+    row = next(row for row in found["claims"] if row["metric"] == "acceptance_length")
+    assert (row["mine"]["measured"], row["theirs"]["measured"], row["apart"]) == (1.5, 2.0, True)
+    assert "machine" in kinds(found) and found["cause"]["kind"] != "machine"
+
+
+def test_prompts_that_differ_explain_an_acceptance(tmp_path):
+    mine, theirs = run(tmp_path / "a", accepted=500), run(tmp_path / "b", accepted=1000)
+    sides = [side(read_evidence(each), {"boots/1/w1": str(each)}) for each in (mine, theirs)]
+    assert compare(*sides)["cause"]["kind"] == "prompts"
+
+
+def test_two_runs_that_both_prove_nothing_do_not_agree_in_silence(tmp_path):
+    found = compared(*(run(tmp_path / name, live_argv=["other"]) for name in "ab"))
+    assert found["cause"]["kind"] == "validity"
+
+
+def test_what_nothing_recorded_explains_is_not_explained(tmp_path):
+    found = compared(run(tmp_path / "a", step_s=0.02), run(tmp_path / "b"))
+    assert found["cause"]["kind"] is None and "was not recorded" in found["cause"]["text"]
+    one = compared(run(tmp_path / "c", step_s=0.02, boots=1), run(tmp_path / "d", boots=1))
+    assert one["cause"]["kind"] == "noise" and "three each tell" in one["cause"]["text"]
+
+
+def test_a_run_that_proves_nothing_is_the_cause_before_all_others(tmp_path):
+    mine = run(tmp_path / "a", step_s=0.02, live_argv=["python", "serve", "--other"], machine={"cpu": {"model": "x"}})
+    found = compared(mine, run(tmp_path / "b"))
+    assert found["mine"]["state"] == "INVALID" and found["cause"]["kind"] == "validity"
+    assert "live_argv" in found["cause"]["text"]
+
+
+def test_a_run_that_was_edited_is_compared_with_nothing(tmp_path):
+    mine, theirs = run(tmp_path / "a"), run(tmp_path / "b")
+    (mine / "machine.json").write_text('{"slug": "faster"}')
+    with pytest.raises(RunProblem, match="is not what was sealed: machine.json was changed"):
+        compared(mine, theirs)

@@ -1,0 +1,215 @@
+"""Handing a recipe on, through the front door: one file, the same bytes everywhere, taken in whole."""
+
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench.handover.adopting import Taken, take
+from bench.handover.bundling import Wanted, write
+from bench.handover.comparing import compare_runs
+from bench.handover.moving import pull_from, push_to
+from bench.handover.publish import RULES
+from images.errors import BundleProblem, Problem
+from images.registry import Wire
+from recipes.bundle.sign import public_text, secret_key
+from recipes.bundle.source import Choice
+from recipes.load import LIBRARY
+from tests.bundles import BASE, files_of, test_key, tiny_bundle, tree
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+RUN = next((ROOT / "results/cpu-x86-64/micro").glob("*-micro-mtp1-fd4865"))
+
+
+@pytest.fixture(scope="module")
+def bundled(tmp_path_factory) -> tuple[Path, dict, float]:
+    """micro's bundle with its published run, signed; what was printed; and how long it took."""
+    folder = tmp_path_factory.mktemp("bundled")
+    (folder / "key").write_bytes(bytes(test_key()) + b"\n")
+    (folder / "key.pub").write_bytes(bytes(test_key().get_public_key()) + b"\n")
+    argv = [str(ROOT / "inv"), "bundle", "--recipe", "micro", "--out", str(folder / "micro.tar"), "--with-results"]
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    answer = subprocess.run(
+        [*argv, "--key", str(folder / "key"), "--json"], capture_output=True, text=True, check=False
+    )
+    assert answer.returncode == 0, answer.stderr
+    return folder / "micro.tar", json.loads(answer.stdout), used_s(before)
+
+
+def used_s(before: resource.struct_rusage) -> float:
+    """The time that programs of ours had a core since: what a quiet machine would take at most."""
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def test_the_bundle_of_micro_is_under_twenty_megabytes_in_under_five_seconds(bundled):
+    file, told, seconds = bundled
+    assert file.stat().st_size == told["size"] < 20e6
+    assert seconds < 5
+
+
+def test_it_holds_the_chain_the_model_the_lock_the_targets_the_rules_the_claims_the_suite_and_the_run(bundled):
+    files = files_of(bundled[0])
+    assert {f"recipes/micro/{name}.yaml" for name in ("base", "mtp3", "mtp1", "ladder")} <= files.keys()
+    assert files["recipes/micro/mtp1.yaml"] == (LIBRARY / "micro/mtp1.yaml").read_bytes()
+    assert files["recipes/micro/model/model.safetensors"] == (LIBRARY / "micro/model/model.safetensors").read_bytes()
+    assert {name for name in files if name.startswith("rendered/")} == {
+        "rendered/docker.sh",
+        "rendered/compose.yaml",
+        "rendered/station-recipes.service",
+    }
+    assert json.loads(files["lock.json"])["recipe"]["id"] == "micro/mtp1"
+    assert len(json.loads(files["rules.json"])["rules"]) >= 23
+    assert json.loads(files["claims.json"])[0]["id"] == "acceptance length"
+    assert len(files["quality/micro-tasks.jsonl"].splitlines()) == 300
+    runs = {name.split("/")[1] for name in files if name.startswith("results/")}
+    assert runs == {run["name"] for run in bundled[1]["info"]["runs"]} and len(runs) >= 1
+    readme = files["README.md"].decode()
+    assert "1.99 ± 0.005" in readme and "micro/base → micro/mtp3 → micro/mtp1" in readme
+    machine = json.dumps(json.loads(files["lock.json"]))
+    assert str(ROOT) not in readme + machine and str(Path.home()) + "/" not in readme + machine
+
+
+def test_another_clone_with_another_user_s_settings_writes_the_same_bytes(bundled, tmp_path):
+    clone = tmp_path / "another place"
+    shutil.copytree(
+        ROOT, clone, ignore=lambda folder, names: {".git", ".venv", ".runs", "tests"} & set(names), symlinks=True
+    )
+    for file in clone.rglob("*"):
+        os.utime(file, (1, 1), follow_symlinks=False)
+    argv = [sys.executable, str(clone / "tasks.py"), "bundle", "--recipe", "micro/mtp1", "--out", "again.tar"]
+    argv += ["--with-results", "--key", str(bundled[0].parent / "key")]
+    env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "TZ": "Asia/Tokyo", "LANG": "C", "PYTHONHASHSEED": "7"}
+    answer = subprocess.run(
+        ["sh", "-c", 'umask 077; exec "$@"', "sh", *argv],
+        cwd=tmp_path,
+        env={**env, "PYTHONUTF8": "1", "SOURCE_DATE_EPOCH": "99"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert answer.returncode == 0, answer.stderr
+    assert (tmp_path / "again.tar").read_bytes() == bundled[0].read_bytes()
+
+
+def test_adopting_shows_checks_and_keeps_it_and_touches_nothing_else(inv, bundled, tmp_path):
+    library = tree(LIBRARY)
+    env = {"STATION_RECIPES_STATE": str(tmp_path / "state"), "STATION_RECIPES_CACHE": str(tmp_path / "cache")}
+    looked = inv("adopt", str(bundled[0]), "--check", "--no-doctor", **env)
+    assert looked.returncode == 0, looked.stdout + looked.stderr
+    assert "acceptance length 1.99 ± 0.005" in looked.stdout and "Nothing was kept" in looked.stdout
+    assert list((tmp_path / "state/adopted").iterdir()) == []
+    key = str(bundled[0].parent / "key.pub")
+    answer = inv("adopt", str(bundled[0]), "--pubkey", key, "--as", "team-a", "--port", "8123", "--json", **env)
+    told = json.loads(answer.stdout)
+    assert answer.returncode == 0 and told["reference"] == "micro/mtp1@team-a"
+    assert {each["id"]: each["ok"] for each in told["findings"]} == {
+        **dict.fromkeys(
+            ("whole", "signed", "rendered", "rule table", "rules", "port", "machine", "engine build"), True
+        ),
+        **dict.fromkeys(("run", "quality micro-tasks"), True),
+        **{
+            each["id"]: each["ok"] for each in told["findings"] if each["id"] in {"preflight", "here already", "engine"}
+        },
+    }
+    assert tree(LIBRARY) == library, "the repository's own recipes are as they were"
+    listed = json.loads(inv("list", "--json", **env).stdout)["recipes"]
+    mine = next(row for row in listed if row["id"] == "micro/mtp1@team-a")
+    assert mine["where"] == "adopted" and mine["here"].startswith("runs here")
+    assert mine["verdict"]["state"] == "REPRODUCED" and mine["verdict"]["machine"].endswith("(theirs)")
+    shown = inv("check", "--recipe", "micro/mtp1@team-a", **env)
+    assert shown.returncode == 0, shown.stdout
+    same = inv("compare", str(RUN), "micro/mtp1@team-a", **env)
+    assert same.returncode == 0 and "No gap to explain" in same.stdout
+
+
+def bundling(**wanted: object):
+    return lambda: write(Wanted(**{"recipe": "micro", "out": "x.tar", **wanted}))
+
+
+def adopting(source: str, **asked: object):
+    return lambda: take(Taken(source, **asked), as_json=False)
+
+
+WRONG = [
+    (bundling(out="/nowhere/x.tar"), "there is no folder /nowhere"),
+    (bundling(out=str(ROOT)), "is a folder: name a file in it"),
+    (bundling(version="../1"), "--version"),
+    (bundling(key=Path("/dev/null")), "no minisign secret key"),
+    (bundling(runs=(str(RUN.parent),)), "is no run folder"),
+    (bundling(recipe="micro/base", runs=(str(RUN),)), "is a run of micro/mtp1, not of micro/base"),
+    (bundling(recipe="micro/async-scheduling", with_results=True), "results/ has no run of micro/async-scheduling"),
+    (bundling(recipe="nemotron-h-synthetic", with_engine=True), "runs in a container only: carry its image"),
+    (bundling(with_engine=True, platform="linux/riscv64"), "--platform linux/riscv64"),
+    (bundling(caches="/nowhere"), "wanted DEVICE=FOLDER"),
+    (bundling(caches="cpu=/nowhere"), "there is no folder /nowhere"),
+    (adopting("/nowhere"), "there is no such file or folder"),
+    (adopting("https://x/y"), "wanted a tar, a folder, docker://HOST/NAME:VERSION, or git+URL"),
+    (adopting("git+ext::sh -c id"), "wanted https://, ssh://, file:// or a path"),
+    (adopting("git+--upload-pack=id"), "wanted https://, ssh://, file:// or a path"),
+    (adopting("x.tar", pubkey="nonsense"), "wanted a minisign public key"),
+    (adopting("x.tar", site={"gpu": "0"}), "gpu: string should match pattern"),
+    (adopting(str(RUN), recipe="micro"), "choose a bundle of a git repository"),
+    (lambda: push_to(Path("/nowhere"), "127.0.0.1:1/x", Wire(), False, 2, False), "there is no such file or folder"),
+    (lambda: pull_from(str(RUN), Path("/nowhere/x"), Choice(), 2, False), "there is no folder /nowhere"),
+    (lambda: compare_runs("/nowhere", "/nowhere", False), "is no run: wanted a run's folder"),
+]
+
+
+@pytest.mark.parametrize(("doing", "says"), WRONG, ids=[says[:40] for _, says in WRONG])
+def test_wrong_usage_is_one_clear_error_and_writes_nothing(tmp_path, monkeypatch, doing, says):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("STATION_RECIPES_STATE", str(tmp_path / "state"))
+    with pytest.raises(Problem) as problem:
+        doing()
+    assert says in str(problem.value)
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_wrong_usage_ends_with_two_and_no_traceback(inv, tmp_path):
+    for arguments in (["bundle", "--recipe", "micro"], ["push", "x"], ["pull", "x"], ["check", "--publish"]):
+        answer = inv(*arguments, STATION_RECIPES_STATE=str(tmp_path))
+        assert answer.returncode == 2 and "needs" in answer.stderr and "Traceback" not in answer.stderr
+
+
+def test_a_bundle_is_never_replaced(bundled):
+    with pytest.raises(Problem, match="nothing is replaced"):
+        write(Wanted("micro", str(bundled[0])))
+
+
+def test_a_key_with_a_password_signs_with_it_and_only_with_it(tmp_path, monkeypatch):
+    key = test_key()
+    key.encrypt("right", opslimit=32768, memlimit=1 << 24)
+    (tmp_path / "key").write_bytes(bytes(key) + b"\n")
+    monkeypatch.setenv("STATION_RECIPES_MINISIGN_PASSWORD", "wrong")
+    with pytest.raises(Problem, match="wrong password"):
+        secret_key(tmp_path / "key")
+    monkeypatch.setenv("STATION_RECIPES_MINISIGN_PASSWORD", "right")
+    assert public_text(secret_key(tmp_path / "key")) == public_text(test_key())
+    monkeypatch.delenv("STATION_RECIPES_MINISIGN_PASSWORD")
+    with pytest.raises(Problem, match="has a password: give it in"):
+        secret_key(tmp_path / "key")
+
+
+def test_a_secret_is_not_bundled(tmp_path):
+    token = "hf_" + "a" * 34
+    with pytest.raises(BundleProblem, match="recipes/tiny/base.yaml seems to hold a Hugging Face token"):
+        tiny_bundle(tmp_path, base=BASE.replace("a recipe of a test", f"a recipe {token}"))
+
+
+def test_what_micro_needs_to_be_published_is_there_and_what_lacks_is_named(inv):
+    good = json.loads(inv("check", "--publish", "--recipe", "micro", "--json").stdout)
+    assert {rule["id"] for rule in good["rules"] if rule["ok"] is False} == set()
+    lacks = inv("check", "--publish", "--recipe", "nemotron-3.5-super-vl")
+    assert lacks.returncode == 2 and "is not confirmed (model.revision)" in lacks.stdout
+
+
+def test_the_guide_names_every_rule_that_is_checked():
+    text = (ROOT / "docs" / "contributing-recipes.md").read_text()
+    for rule in RULES:
+        assert f"**{rule.id}**" in text, rule.id
