@@ -19,22 +19,40 @@ RUNTIME = "process or docker; default: as the recipe says"
 
 
 @task(
+    iterable=["engine_path"],
+    auto_shortflags=False,
     help={
         "recipe": f"{RECIPE}; default: the one for this machine",
         "port": "port on 127.0.0.1 instead of the recipe's",
         "boots": "lives of the server instead of the recipe's number",
         "windows": "measured loads a boot instead of the recipe's number",
         "runtime": RUNTIME,
+        "gpu": "the UUID of the one GPU to use, on a machine that has several",
+        "engine-python": "an interpreter that has vLLM, for the recipe's engine: a GPU host without Docker",
+        "engine-path": "with --engine-python: a folder for its PYTHONPATH; may be repeated",
         "out": "folder for runs (default .runs in the repository)",
         "json": "print verdict.json instead of tables",
-    }
+    },
 )
-def reproduce(_c, recipe=None, port=0, boots=0, windows=0, runtime=None, out=RUNS, json=False):
+def reproduce(
+    _c,
+    recipe=None,
+    port=0,
+    boots=0,
+    windows=0,
+    runtime=None,
+    gpu=None,
+    engine_python=None,
+    engine_path=None,
+    out=RUNS,
+    json=False,
+):
     """Serve a recipe, measure it, judge its claims: the main job, from nothing to a verdict."""
     from bench.measure import measure
     from bench.plan import Options, gather
 
-    finish(measure(gather(Options(recipe, port, boots, windows, runtime)), Path(out)), json)
+    given = {"gpu": gpu, "engine_python": engine_python, "engine_paths": tuple(engine_path)}
+    finish(measure(gather(Options(recipe, port, boots, windows, runtime, **given)), Path(out)), json)
 
 
 @task(

@@ -30,7 +30,7 @@ def finish(run: Path, as_json: bool) -> None:
     positional=["run"],
     iterable=["boot"],
     help={
-        "run": "a run's folder, or a result file of `vllm bench serve --save-detailed` made elsewhere",
+        "run": "a run's or a ladder's folder, or a result file of `vllm bench serve --save-detailed` made elsewhere",
         "recipe": "for a result file: the recipe whose claims it is held against",
         "boot": "for a result file: a further one, of another boot of the server; may be repeated",
         "out": "for a result file: the folder for runs (default .runs in the repository)",
@@ -40,7 +40,10 @@ def finish(run: Path, as_json: bool) -> None:
 def verdict(_c, run, recipe=None, boot=None, out=RUNS, json=False):
     """Judge a run again from its folder alone; writes verdict.json there. Or judge a result file made elsewhere."""
     from bench.exchange import import_vllm
+    from bench.ladder.show import is_ladder, judge_ladder
 
+    if is_ladder(Path(run)):
+        raise Exit(code=judge_ladder(Path(run), json))
     if Path(run).is_file():
         if not recipe:
             raise UsageProblem(f"{run} is a result file: say which recipe's claims to hold it against, --recipe NAME")

@@ -1,5 +1,6 @@
 """Judge every published run again and show the README's again: run after a change of the verdict (python -m tests.published)."""
 
+import json
 import re
 from pathlib import Path
 
@@ -7,9 +8,56 @@ from bench.statistics import power_table
 from bench.verdict import write_verdict
 from tests.unit.test_readme import README, ROOT, shown
 
+LADDER = re.compile(r"\[the ladder\]\((results/[^)]+)\).*?\n\n(\|.*?\n)(?=\n)", re.S)
+
+
+def ladder_table(folder: Path) -> str:
+    """A published ladder as the README's Markdown table."""
+    found = json.loads((folder / "ladder.json").read_text())
+    head = ["rung", "published tok/s (claimed)", f"tok/s ({found['status']})", "step", "acceptance", "TPOT p50/p95, ms"]
+    head += ["W", "J/token", "quality", "effect"]
+    lines = [head, ["---", *["---:"] * (len(head) - 3), "---", "---"]]
+    for row in found["rungs"]:
+        rate = row.get("output_tok_s")
+        lines.append([row["rung"], *(_measured(row) if rate is not None else _absent(row))])
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _measured(row: dict) -> list[str]:
+    interval = f", {row['ci95'][0]:,.0f} to {row['ci95'][1]:,.0f}" if row["ci95"] else ", one boot"
+    gain = "–" if row["step_gain"] is None else f"{row['step_gain']:+.1%}"
+    gain += f", {row['step_ci95'][0]:+.1%} to {row['step_ci95'][1]:+.1%}" if row["step_ci95"] else ""
+    gain += ", below noise" if row["below_noise"] else ""
+    tpot, quality = row["latency_ms"]["tpot"], row["quality"]
+    return [
+        _number(row["published_tok_s"], ",.0f"),
+        f"{row['output_tok_s']:,.0f}{interval}",
+        gain,
+        _number(row["acceptance_length"], ".3f"),
+        f"{tpot['p50']:.1f} / {tpot['p95']:.1f}",
+        _number(row["power_w"], ".0f"),
+        _number(row["energy_j_per_token"], ".3g"),
+        ", ".join(f"{suite['all']['exact']} of {suite['all']['n']}" for suite in (quality or {}).values()) or "–",
+        {True: "proved", False: "not proved", None: "can't be shown"}[row["effect_proved"]],
+    ]
+
+
+def _absent(row: dict) -> list[str]:
+    said = "does not apply" if row["applies"] else "not measured"
+    return [_number(row["published_tok_s"], ",.0f"), said, *["–"] * 6, "–"]
+
+
+def _number(value: float | None, form: str) -> str:
+    return "–" if value is None else format(value, form)
+
+
+def with_ladders(text: str) -> str:
+    """The README with the table of every ladder it links made anew."""
+    return LADDER.sub(lambda match: match[0].replace(match[2], ladder_table(ROOT / match[1])), text)
+
 
 def main() -> None:
-    """Write verdict.json of every run under results/, and the README's block and table of boots."""
+    """Write verdict.json of every run under results/, and the README's block and tables."""
     for recipe in sorted((ROOT / "results").rglob("recipe.yaml")):
         write_verdict(recipe.parent)
     linked = Path(re.search(r"\[the run\]\((results/[^)]+)\)", README)[1])
@@ -18,7 +66,7 @@ def main() -> None:
         r"```\n.*?```", lambda _: f"```\n{shown(ROOT / linked)}\n```", README[at:], count=1, flags=re.S
     )
     text = re.sub(r"^\| boots \|.*?\n\n", lambda _: f"{power_table()}\n", text, count=1, flags=re.S | re.M)
-    (ROOT / "README.md").write_text(text)
+    (ROOT / "README.md").write_text(with_ladders(text))
 
 
 if __name__ == "__main__":

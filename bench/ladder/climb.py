@@ -3,7 +3,7 @@
 import os
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -17,15 +17,17 @@ from bench.ladder.sequence import Outlook, Rung, Unit, outlook, rungs_here
 from bench.ladder.setting import Setting, write_setting
 from bench.ladder.table import write_table
 from bench.measure import gpus_of, measure
-from bench.plan import Options, plan_for, with_gpu
+from bench.plan import Options, choose_runtime, plan_for, with_gpu
 from bench.record import Plan
 from bench.verdict import write_verdict
 from images.console import note
 from images.engine import Engine
 from images.errors import EngineProblem, Problem, RunProblem, UsageProblem
+from images.given import given_engine
 from images.yaml_source import shown
 from recipes.compose import rungs_of
 from recipes.machine import machine_facts
+from recipes.rules import require_rules
 from recipes.run.jit import restore, save
 from recipes.run.process import refuse_taken_port
 
@@ -65,10 +67,7 @@ def climb(folder: Path, setting: Setting, visit: Visit) -> dict:
     A boot that fails is recorded with its cause and the ladder goes on; Ctrl-C ends it, and --resume goes on with
     what is left. Raises Problem where nothing can go on: another ladder at work here, no room for the journal.
     """
-    facts = with_gpu(machine_facts(), visit.options.gpu)
-    chosen = rungs_of(setting.family, ",".join(setting.rungs))
-    rungs = rungs_here(setting, chosen, facts)
-    _refuse_nothing(rungs)
+    facts, rungs = require_ready(setting, visit)
     with locked(folder):
         journal, idle_b, restored = Journal(folder), None, False
         _ask_ahead(outlook(setting, rungs, folder, read_boots(folder)), visit, facts)
@@ -106,10 +105,25 @@ def _ask_ahead(ahead: Outlook, visit: Visit, facts: dict) -> None:
             list(pool.map(lambda pair: resolved_record(*pair), plans))
 
 
-def _refuse_nothing(rungs: Sequence[Rung]) -> None:
-    if all(rung.absent for rung in rungs):
+def require_ready(setting: Setting, visit: Visit) -> tuple[dict, list[Rung]]:
+    """The machine's facts and the rungs on it, before anything is made or started.
+
+    Raises UsageProblem where no rung can run here, a rung breaks a rule, or an option names what isn't there.
+    """
+    facts = with_gpu(machine_facts(), visit.options.gpu)
+    rungs = rungs_here(setting, rungs_of(setting.family, ",".join(setting.rungs)), facts)
+    here = [rung for rung in rungs if rung.absent is None]
+    if not here:
         said = "".join(f"\n  {rung.name}: {rung.absent}" for rung in rungs)
         raise UsageProblem(f"none of these rungs can run on this machine:{said}\n`./inv list` shows what can.")
+    for rung in here:
+        require_rules(rung.loaded)
+    options, image = visit.options, here[0].loaded.recipe.engine.image
+    if options.engine_python:
+        given_engine(image, options.engine_python, options.engine_paths)
+    else:
+        choose_runtime(here[0].loaded, options.runtime)
+    return facts, rungs
 
 
 def _engine(plan: Plan) -> Engine:
@@ -144,12 +158,13 @@ def _prepared(unit: Unit, visit: Visit, facts: dict, journal: Journal) -> Plan |
     Raises Problem where something stands in the way that isn't the rung's: no engine, no Docker, no disk.
     """
     try:
-        plan = plan_for(unit.rung.loaded, visit.options, facts)
-        record = resolved_record(plan, unit.rung.before)
+        require_rules(unit.rung.loaded)  # a change on another configuration than its own may make no sense
     except UsageProblem as problem:
         note(f"✘ {problem}")
         journal.ended(Boot(unit.rung.name, unit.boot, None, "failed", f"preparing: {problem}"))
         return None
+    plan = plan_for(unit.rung.loaded, visit.options, facts)
+    record = resolved_record(plan, unit.rung.before)
     return replace(plan, first_boot=unit.boot, resolved=record)
 
 

@@ -40,17 +40,22 @@ def join_ladders(folders: list[Path], root: Path) -> tuple[Path, dict]:
     except FileExistsError as error:
         shutil.rmtree(made)
         raise RunProblem(f"{Path(error.filename).name} is in two of these ladders: each boot may count once") from error
-    rungs = rungs_here(setting, rungs_of(setting.family, ",".join(setting.rungs)), _facts(made, folders))
-    boots = read_boots(made)
-    return made, write_table(made, setting, rungs, boots, outlook(setting, rungs, made, boots))
+    return made, remake(made)
 
 
-def _facts(made: Path, folders: list[Path]) -> dict:
-    """The facts of the machine that made the runs: joining may be done elsewhere."""
-    runs = sorted((made / RUNS).glob("*/machine.json"))
+def remake(folder: Path) -> dict:
+    """Make a ladder's table again from its plan, journal and runs alone, on any machine; returns it, written.
+
+    Raises RunProblem where the folder is no ladder's, or has no run yet.
+    """
+    setting = read_setting(folder)
+    runs = sorted((folder / RUNS).glob("*/machine.json"))
     if not runs:
-        raise RunProblem(f"{', '.join(map(str, folders))}: no finished boot in any of them ({FILE})")
-    return {**machine_facts(), **read_json(runs[0])}
+        raise RunProblem(f"{folder}: no boot of this ladder has been recorded yet ({FILE})")
+    facts = {**machine_facts(), **read_json(runs[0])}  # of the machine that made the runs, not of this one
+    rungs = rungs_here(setting, rungs_of(setting.family, ",".join(setting.rungs)), facts)
+    boots = read_boots(folder)
+    return write_table(folder, setting, rungs, boots, outlook(setting, rungs, folder, boots))
 
 
 def _common(settings: list[Setting], folders: list[Path]) -> Setting:

@@ -87,8 +87,8 @@ def ladder(
     else:
         keep = keep_if_better
         setting = _asked(recipe, rungs, boots, windows, shape, order, keep, guard, not without_quality)
-        folder = _made(Path(out), setting)
-    raise Exit(code=_climb(folder, setting, Visit(options, only, *files), json))
+        folder = None
+    raise Exit(code=_climb(folder, Path(out), setting, Visit(options, only, *files), json))
 
 
 def _refuse_fixed(given: dict[str, object]) -> None:
@@ -103,7 +103,6 @@ def _asked(family, rungs, boots, windows, shape, order, keep, guard, quality):
     """The setting of a new ladder, checked against the library."""
     from bench.ladder.setting import Setting, require_setting
     from recipes.compose import rungs_of
-    from recipes.rules import require_rules
 
     if "/" in family:
         raise UsageProblem(f"--recipe {family}: a ladder is a family's: --recipe {family.split('/')[0]}; see --rungs")
@@ -112,15 +111,7 @@ def _asked(family, rungs, boots, windows, shape, order, keep, guard, quality):
     guards = list(guard) or (["ttft_p95_ms", "tpot_p95_ms"] if keep else [])
     setting = Setting(family, names, boots or BOOTS, windows, ordered, shape, keep, guards, quality)
     require_setting(setting)
-    for loaded in rungs_of(family, rungs):
-        require_rules(setting.applied(loaded))
     return setting
-
-
-def _made(root: Path, setting) -> Path:
-    from bench.ladder.climb import new_ladder
-
-    return new_ladder(root, setting)
 
 
 def _resumed(folder: Path, boots: int, only: list[str] | None):
@@ -140,26 +131,15 @@ def _resumed(folder: Path, boots: int, only: list[str] | None):
 
 def _joined(folders: list[Path], root: Path, as_json: bool) -> int:
     from bench.ladder.join import join_ladders
+    from bench.ladder.show import show
 
-    return _show(*join_ladders(folders, root), as_json)
-
-
-def _climb(folder: Path, setting, visit, as_json: bool) -> int:
-    from bench.ladder.climb import climb
-
-    return _show(folder, climb(folder, setting, visit), as_json)
+    return show(*join_ladders(folders, root), as_json)
 
 
-def _show(folder: Path, table: dict, as_json: bool) -> int:
-    """Print a ladder's table; its exit code."""
-    from bench.ladder.exits import exit_code
-    from bench.report.ladder import print_ladder_table
-    from images.console import emit_json, out
-    from images.yaml_source import shown
+def _climb(folder: Path | None, root: Path, setting, visit, as_json: bool) -> int:
+    from bench.ladder.climb import climb, new_ladder, require_ready
+    from bench.ladder.show import show
 
-    if as_json:
-        emit_json({**table, "folder": shown(folder)})
-    else:
-        print_ladder_table(table, out())
-        print(f"\n{shown(folder)}")
-    return exit_code(table)
+    require_ready(setting, visit)  # what can't be is said before a folder is made
+    folder = folder or new_ladder(root, setting)
+    return show(folder, climb(folder, setting, visit), as_json)

@@ -3,6 +3,7 @@
 import ast
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from bench.evidence import read_evidence
+from bench.ladder.join import remake
 from bench.runfolder import dump_json, seal_faults
 from bench.verdict import judge
 
@@ -71,6 +73,15 @@ def test_no_tracked_file_names_a_folder_of_somebody_s_machine():
     for file in tracked():
         if file.suffix in {".py", ".md", ".yaml", ".json", ".txt", ".toml", ""} and file != Path(__file__):
             assert not pattern.search(file.read_bytes()), file
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "results").rglob("ladder.json")), ids=lambda file: file.parent.name)
+def test_every_published_ladder_s_table_is_made_from_its_runs_again_to_the_same_bytes(file: Path, tmp_path):
+    copy = tmp_path / "ladder"
+    shutil.copytree(file.parent, copy)
+    (copy / "ladder.json").unlink()
+    remake(copy)
+    assert (copy / "ladder.json").read_bytes() == file.read_bytes()
 
 
 @pytest.mark.parametrize("run", sorted((ROOT / "results").rglob("recipe.yaml")), ids=lambda file: file.parent.name)
