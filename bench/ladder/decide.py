@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from bench.ladder.proof import effect
-from bench.ladder.rows import RungRuns, answers
+from bench.ladder.rows import RungRuns, answers, same_estimate
 from bench.ladder.setting import HIGHER, Setting
 from bench.ladder.steps import Step, step
 from bench.quality.score import paired_difference
@@ -51,13 +51,18 @@ def _better(metric: str, found: Step) -> tuple[bool | None, str]:
     return (found.gain > 0) == (metric in HIGHER), said
 
 
+def _step(metric: str, kept: RungRuns, tried: RungRuns, floors: dict[str, float]) -> Step:
+    figure = same_estimate(metric, kept, tried)
+    return step(kept.values(figure), tried.values(figure), floors.get(metric))
+
+
 def _gained(metric: str, kept: RungRuns, tried: RungRuns, floors: dict[str, float]) -> tuple[bool, str]:
-    better, said = _better(metric, step(kept.values(metric), tried.values(metric), floors.get(metric)))
+    better, said = _better(metric, _step(metric, kept, tried, floors))
     return better is True, said if better is not False else f"{said}: worse"
 
 
 def _worsened(metric: str, kept: RungRuns, tried: RungRuns, floors: dict[str, float]) -> list[str]:
-    better, said = _better(metric, step(kept.values(metric), tried.values(metric), floors.get(metric)))
+    better, said = _better(metric, _step(metric, kept, tried, floors))
     return [f"guard metric worse: {said}"] if better is False else []
 
 

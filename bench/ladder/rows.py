@@ -18,6 +18,7 @@ from bench.quality.score import paired_difference
 from bench.verdict import judge
 from images.errors import RunProblem
 
+RATE = "output_tok_s"
 TIMED = ("ttft", "tpot", "e2e")
 
 
@@ -67,11 +68,19 @@ class RungRuns:
         return found
 
 
+def same_estimate(metric: str, *rungs: RungRuns) -> str:
+    """The rate to compare rungs by: the steady state's if every boot of all of them has one, else the whole run's."""
+    if metric != RATE:
+        return metric
+    steady = all(each.figures.steady for runs in rungs for each in runs.counting)
+    return "steady" if steady else "whole"
+
+
 def figure(figures: Measurement, metric: str) -> float | None:
-    """One boot's figure; rates are the steady state's where there is one, and `whole` is the whole run's."""
+    """One boot's figure; the rates are called `steady` and `whole`."""
     latency = figures.latency_ms or {}
     found = {
-        "output_tok_s": (figures.steady or figures.whole or [None])[0],
+        "steady": (figures.steady or [None])[0],
         "whole": (figures.whole or [None])[0],
         "acceptance_length": (figures.acceptance or [None])[0],
         "energy_j_per_token": figures.gpu.energy_j_per_token,
@@ -136,7 +145,7 @@ def _boot_row(each: Measured, names: dict[str, str]) -> dict:
         "run": each.boot.run,
         "visit": names[each.visit],
         "voided_by": each.voids,
-        "output_tok_s": figure(each.figures, "output_tok_s"),
+        "steady_tok_s": figure(each.figures, "steady"),
         "whole_tok_s": figure(each.figures, "whole"),
         "boot_s": record.boot_s if record else None,
         "caches": caches.get("state"),
@@ -153,7 +162,8 @@ def _why_nothing(plan: dict, runs: RungRuns) -> str:
 
 def _figures(verdict: dict, runs: RungRuns, counting: list[Measured]) -> dict:
     """What the boots together say: the combined verdict's figures under the ladder's names."""
-    values = [value for boots in runs.values("output_tok_s").values() for value in boots]
+    estimate = same_estimate(RATE, runs)
+    values = [value for boots in runs.values(estimate).values() for value in boots]
     latency = verdict["latency_ms"] or {}
     conditions = verdict["conditions"] or {}
     return {
@@ -162,8 +172,8 @@ def _figures(verdict: dict, runs: RungRuns, counting: list[Measured]) -> dict:
         "why": "; ".join(counting[0].voids) or None,
         "output_tok_s": float(np.mean(values)) if values else None,
         "whole_tok_s": verdict["output_tok_s"]["whole"],
-        "estimate": "steady" if all(each.figures.steady for each in counting) else "whole run",
-        "ci95": verdict["ci95_steady"] or verdict["ci95"],
+        "estimate": estimate,
+        "ci95": verdict["ci95_steady" if estimate == "steady" else "ci95"],
         "acceptance_length": verdict["acceptance_length"],
         "latency_ms": {name: {p: latency[name][p] for p in ("p50", "p95")} for name in latency},
         "gpu_memory_gb": verdict["gpu_memory_gb"],
@@ -187,7 +197,8 @@ def _gain(runs: RungRuns, against: RungRuns | None, floor: float | None) -> dict
     elif not against.counting:
         found = Step(None, None, None, f"{against.rung} gave no figure to compare with")
     else:
-        found = step(against.values("output_tok_s"), runs.values("output_tok_s"), floor)
+        rate = same_estimate(RATE, against, runs)
+        found = step(against.values(rate), runs.values(rate), floor)
     return {
         "against": against.rung if against else None,
         "step_gain": found.gain,
@@ -230,7 +241,8 @@ def whole_ladder(rungs: list[RungRuns], published: list[float | None], floor: fl
     if len(measured) < 2:
         return None
     first, last = measured[0], measured[-1]
-    found = step(first.values("output_tok_s"), last.values("output_tok_s"), floor)
+    rate = same_estimate(RATE, first, last)
+    found = step(first.values(rate), last.values(rate), floor)
     known = [figure for figure in published if figure]
     return {
         "from": first.rung,
@@ -247,7 +259,7 @@ def rounds_drift(rungs: list[RungRuns]) -> dict | None:
     """Drift over the rounds, from boots of one visit: each boot's rate over its rung's mean."""
     rows = []
     for runs in rungs:
-        for visit, values in runs.values("output_tok_s").items():
+        for visit, values in runs.values(same_estimate(RATE, runs)).items():
             mean = float(np.mean(values))
             boots = [each for each in runs.counting if each.visit == visit]
             if len(values) == len(boots) > 1:
