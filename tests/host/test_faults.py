@@ -146,9 +146,7 @@ def test_a_stale_cdi_spec_is_written_anew_and_a_hand_made_one_is_left_alone(prov
 
 def test_caches_of_others_are_named_and_left_as_they_are(provisioned: Machine, front: Front):
     theirs = "/home/cache-of-alice"
-    hold = (
-        f"mkdir -p {theirs}/huggingface/hub && echo 1 >{theirs}/huggingface/hub/blob && chown -R 1234:1234 {theirs}"
-    )
+    hold = f"mkdir -p {theirs}/huggingface/hub && echo 1 >{theirs}/huggingface/hub/blob && chown -R 1234:1234 {theirs}"
     provisioned.run("sh", "-c", hold)
     before = {path: kind for path, kind in provisioned.state().items() if path.startswith("/home")}
     said = front("provision", provisioned, "--set", f"station_cache={theirs}/huggingface")
