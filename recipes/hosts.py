@@ -18,6 +18,10 @@ from images.index import cache_root
 PLAYBOOKS = Path(__file__).parent.parent / "ansible"
 THIS_MACHINE = PLAYBOOKS / "inventory" / "this-machine.yml"
 PROBLEMS_FOUND = 8
+# A host's name or address, for ssh; with an inventory, a pattern of Ansible's. Neither is an option, nor a file (@).
+NAME = re.compile(r"[\w.:\[][\w.:@%\[\]-]*")
+NAME_WITHIN = re.compile(r"[^@\s-][^\s]*")
+UNREAD = "Completely failed to parse inventory source"
 NOBODY = "leaves us with no hosts to target"
 MARKS = {True: "✔", False: "✘", None: "–"}
 
@@ -131,10 +135,15 @@ def run_playbook(
             cwd=PLAYBOOKS,
             watch=lambda: {"status": _now(log)[:60]},
         )
-        events = list(read_events(log.read_text(errors="replace").splitlines()))
-        found = read_hosts(events)
-        if not found and (status == 0 or NOBODY in log.read_text(errors="replace")):
-            raise UsageProblem(f"no host of {inventory or THIS_MACHINE} is called {hosts!r}")
+        text = log.read_text(errors="replace")
+        found = read_hosts(read_events(text.splitlines()))
+        if not found and UNREAD in text:
+            why = re.search(r"(?:YAML parsing failed|Failed to parse inventory): (.+)", text)
+            reason = printable(why[1]) if why else "it is no inventory"
+            raise UsageProblem(f"the inventory {inventory} can't be read: {reason} Examples: ansible/inventory/")
+        if not found and (status == 0 or NOBODY in text):
+            called = f"of {inventory or THIS_MACHINE} is called {hosts!r}" if hosts else f"is named in {inventory}"
+            raise UsageProblem(f"no host {called}")
         if not found:
             raise Problem(f"Ansible ended with status {status} before it reached a host:\n{tail(log)}")
         if status != 0 and not any(host.problem for host in found):
@@ -144,6 +153,9 @@ def run_playbook(
 
 def _where(hosts: str, inventory: str | None) -> list[str]:
     names = [name.strip() for name in hosts.split(",") if name.strip()]
+    strange = [name for name in names if not (NAME_WITHIN if inventory else NAME).fullmatch(name)]
+    if strange or (hosts and not names):  # an empty list would mean all
+        raise UsageProblem(f"--host {', '.join(strange) or hosts!r}: wanted names of hosts, separated by commas")
     if inventory:
         if not Path(inventory).exists():
             raise UsageProblem(f"there is no inventory {inventory}; examples are in ansible/inventory/")
@@ -170,6 +182,7 @@ def _environment(environ: Mapping[str, str]) -> dict[str, str]:
         "ANSIBLE_HOME": str(cache_root(environ) / "ansible"),
         "ANSIBLE_STDOUT_CALLBACK": "ansible.posix.jsonl",
         "ANSIBLE_NOCOLOR": "1",
+        "ANSIBLE_INVENTORY_ANY_UNPARSED_IS_FAILED": "1",
         "ANSIBLE_DEPRECATION_WARNINGS": "0",
         "LC_ALL": "C.UTF-8",
     }

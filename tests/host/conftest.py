@@ -1,6 +1,8 @@
 """Tests on machines of their own: fresh ones, and ones that were provisioned before."""
 
 import json
+import os
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -114,6 +116,37 @@ def front(settings: dict, tmp_path_factory: pytest.TempPathFactory) -> Front:
         return Said(done.returncode, said["hosts"], time.monotonic() - started, done.stderr)
 
     run.ask = ask
+    return run
+
+
+Ended = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture(scope="session")
+def ended(settings: dict, tmp_path_factory: pytest.TempPathFactory) -> Ended:
+    """ended("provision", machine, when=condition) → status and output of a run that is killed once the condition holds."""
+
+    def run(
+        task: str,
+        machine: Machine,
+        *options: str,
+        when: Callable[[], object],
+        by: signal.Signals = signal.SIGKILL,
+        **variables: object,
+    ) -> tuple[int, str]:
+        inventory = tmp_path_factory.mktemp("inventory") / "hosts.yml"
+        hosts = {"hosts": {machine.name: machine.inventory()}, "vars": {**settings, **variables}}
+        inventory.write_text(json.dumps({"all": hosts}))
+        argv = [str(ROOT / "inv"), task, "--inventory", str(inventory), *options]
+        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        with subprocess.Popen(argv, start_new_session=True, **pipes) as process:
+            while not when():
+                assert process.poll() is None, process.communicate()[0]
+                time.sleep(0.05)
+            os.killpg(process.pid, by)
+            said = process.communicate(timeout=60)[0]
+        return process.returncode, said
+
     return run
 
 

@@ -1,7 +1,6 @@
 """What goes wrong on hosts: each fault ends in one message or in nothing at all, and a second run completes."""
 
 import json
-import os
 import signal
 import subprocess
 import threading
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.host.conftest import ROOT, TINY_IMAGE, Archive, Front, give_gpu, give_image, in_container
+from tests.host.conftest import TINY_IMAGE, Archive, Ended, Front, give_gpu, give_image, in_container
 from tests.host.debs import SigningKey
 from tests.host.fake_gpu import DRIVER, UUID
 from tests.host.machine import Machine
@@ -145,12 +144,10 @@ def test_a_stale_cdi_spec_is_written_anew_and_a_hand_made_one_is_left_alone(prov
 
 
 def test_caches_of_others_are_named_and_left_as_they_are(provisioned: Machine, front: Front):
-    theirs = "/srv/alice/.cache"
-    hold = (
-        f"mkdir -p {theirs}/huggingface/hub && echo 1 >{theirs}/huggingface/hub/blob && chown -R 1234:1234 /srv/alice"
-    )
+    theirs = "/home/cache-of-alice"
+    hold = f"mkdir -p {theirs}/huggingface/hub && echo 1 >{theirs}/huggingface/hub/blob && chown -R 1234:1234 {theirs}"
     provisioned.run("sh", "-c", hold)
-    before = {path: kind for path, kind in provisioned.state().items() if path.startswith("/srv/alice")}
+    before = {path: kind for path, kind in provisioned.state().items() if path.startswith("/home")}
     said = front("provision", provisioned, "--set", f"station_cache={theirs}/huggingface")
     assert said.code == 1
     assert (
@@ -159,7 +156,7 @@ def test_caches_of_others_are_named_and_left_as_they_are(provisioned: Machine, f
     owner = next(each for each in said.host["findings"] if each["id"] == "cache_owner")
     assert (owner["ok"], owner["found"][:8]) == (False, "uid 1234")
     assert front("provision", provisioned).host["changed"] == []
-    assert {path: kind for path, kind in provisioned.state().items() if path.startswith("/srv/alice")} == before
+    assert {path: kind for path, kind in provisioned.state().items() if path.startswith("/home")} == before
 
 
 def test_a_disk_that_is_nearly_full_is_told_before_a_byte_comes_and_the_next_run_completes(
@@ -270,15 +267,20 @@ def test_dgx_os_is_validated_and_nothing_is_installed_or_written(fresh: Machine,
     assert fresh.run("dockerd", "--version", check=False).returncode == 127
 
 
+def unpacking(machine: Machine) -> bool:
+    """Whether dpkg has begun to unpack Docker."""
+    return bool(list((machine.upper / "usr/sbin").glob("dockerd*")))
+
+
 class PowerCut:
     """Ends a machine or a connection as soon as dpkg has begun to unpack Docker."""
 
     def __init__(self, machine: Machine, end) -> None:
-        self._thread = threading.Thread(target=self._wait, args=(machine.upper / "usr/sbin/dockerd", end))
+        self._thread = threading.Thread(target=self._wait, args=(machine, end))
 
-    def _wait(self, sign: Path, end) -> None:
+    def _wait(self, machine: Machine, end) -> None:
         deadline = time.monotonic() + 300
-        while not list(sign.parent.glob(sign.name + "*")) and time.monotonic() < deadline:
+        while not unpacking(machine) and time.monotonic() < deadline:
             time.sleep(0.05)
         end()
 
@@ -302,20 +304,13 @@ def test_a_machine_that_goes_down_in_the_middle_is_completed_by_the_next_run(fre
     assert fresh.run("dpkg", "--audit").stdout == ""
 
 
-@pytest.mark.parametrize("ended_by", [signal.SIGINT, signal.SIGKILL], ids=["ctrl-c", "kill -9"])
+@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGKILL], ids=["ctrl-c", "kill -9"])
 def test_a_run_that_is_ended_in_the_middle_says_so_and_the_next_run_completes(
-    fresh: Machine, front: Front, settings: dict, tmp_path: Path, ended_by: signal.Signals
+    fresh: Machine, front: Front, ended: Ended, by: signal.Signals
 ):
-    inventory = tmp_path / "hosts.yml"
-    variables = {**settings, **DOCKER_ONLY}
-    inventory.write_text(json.dumps({"all": {"hosts": {"fresh": fresh.inventory()}, "vars": variables}}))
-    argv = [str(ROOT / "inv"), "provision", "--inventory", str(inventory)]
-    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    with subprocess.Popen(argv, start_new_session=True, **pipes) as run:
-        with PowerCut(fresh, lambda: os.killpg(run.pid, ended_by)):
-            said = run.communicate(timeout=300)[0]
-    if ended_by is signal.SIGINT:
-        assert run.returncode == 1
+    status, said = ended("provision", fresh, when=lambda: unpacking(fresh), by=by, **DOCKER_ONLY)
+    if by is signal.SIGINT:
+        assert status == 1
         assert said.rstrip().endswith("interrupted")
         assert "Traceback" not in said
     again = front("provision", fresh, **DOCKER_ONLY)

@@ -58,6 +58,9 @@ def test_this_machine_is_looked_at_where_no_host_is_named(inv):
     [
         (("--inventory", "nosuch.yml"), "there is no inventory nosuch.yml; examples are in ansible/inventory/"),
         (("--inventory", "ansible/inventory/this-machine.yml", "--host", "mars"), "is called 'mars'"),
+        (("--host", "--version"), "--host '--version': wanted names of hosts"),
+        (("--host", "@hosts"), "--host '@hosts': wanted names of hosts"),
+        (("--host", ","), "--host ',': wanted names of hosts"),
         (("--set", "docker_host_wait_s"), "wanted NAME=VALUE"),
         (("--set", "preflight_profile=spark"), "value of preflight_profile must be one of"),
         (("--set", 'preflight_wanted={"weights": 3}'), "weights; there are: architecture, docker_min"),
@@ -68,3 +71,26 @@ def test_a_wrong_request_is_one_message_that_says_what_was_wanted(inv, arguments
     assert done.returncode in {1, 2}
     assert message in " ".join((done.stdout + done.stderr).split())
     assert "Traceback" not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("all:\n  hosts: [a, b\n", "can't be read: While parsing a flow sequence did not find expected ',' or ']'"),
+        ("", "no host is named in"),
+        ("all: {hosts: {x: {ansible_connection: nosuch}}}", "the connection plugin 'nosuch' was not found"),
+        ("all: {hosts: {x: {ansible_connection: local, preflight_ports: '{{ nosuch }}'}}}", "'nosuch' is undefined"),
+        (
+            "all: {hosts: {x: {ansible_connection: local, ansible_python_interpreter: /no/python}}}",
+            "The module interpreter '/no/python' was not found",
+        ),
+    ],
+)
+def test_a_wrong_inventory_is_one_message_that_says_what_is_wrong(inv, tmp_path: Path, text: str, message: str):
+    (tmp_path / "hosts.yml").write_text(text)
+    done = inv("doctor", "--inventory", str(tmp_path / "hosts.yml"))
+    said = " ".join((done.stdout + done.stderr).split())
+    assert done.returncode in {1, 2}
+    assert message in said
+    assert "Traceback" not in said
+    assert "WARNING" not in said

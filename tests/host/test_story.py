@@ -18,7 +18,7 @@ import pytest
 from images.yaml_source import read_yaml
 from tests.conftest import no_docker
 from tests.docker.conftest import build
-from tests.host.conftest import ROOT, Archive, Front, give_gpu
+from tests.host.conftest import ROOT, Archive, Ended, Front, give_gpu
 from tests.host.fake_gpu import UUID
 from tests.host.machine import Machine
 from tests.host.test_provision import CHANGES, changed, not_listed
@@ -212,8 +212,12 @@ def test_a_changed_recipe_waits_for_the_requests_in_flight_and_cuts_off_none(sto
     assert (kept["current"]["recipe"], kept["previous"]["recipe"]) == ("micro/mtp1", "micro/base")
 
 
-def test_one_command_brings_back_the_service_before_with_its_lock(story: Served, front: Front):
+def test_one_command_brings_back_the_service_before_with_its_lock_although_it_was_killed_in_the_middle(
+    story: Served, front: Front, ended: Ended
+):
     before = story.kept()
+    ended("provision", story.machine, "--rollback", when=lambda: story.kept() != before)
+    assert not story.active(BASE)
     said = front("provision", story.machine, "--rollback")
     assert said.code == 0, said.host["problem"]
     assert story.active(BASE)
