@@ -13,7 +13,6 @@ from bench.runfolder import seal_faults
 from bench.verdict import judge
 from images.console import emit_json, note, out, stage, table
 from images.errors import BundleProblem, Problem
-from images.index import cache_root
 from images.registry import Wire
 from images.staging import disk
 from images.transport import load_image
@@ -21,7 +20,7 @@ from images.validate import validate
 from images.yaml_source import Mark, shown
 from recipes.adopted import Adopted, Site
 from recipes.bundle.adopt import Candidate, Wishes, candidate, keep, would_change
-from recipes.bundle.carry import ARCHIVE, place_caches
+from recipes.bundle.carry import ARCHIVE, own_kernels, place_caches
 from recipes.bundle.fits import Finding, preflight_findings
 from recipes.bundle.layout import GB
 from recipes.bundle.read import Limits
@@ -99,9 +98,9 @@ def _place_kernels(kept: Adopted, found: Candidate, facts: dict) -> None:
     if contained and not kept.site.cache:
         note("The kernels it carries were not put anywhere: name the engine's cache folder with --cache.")
         return
-    into = Path(kept.site.cache) if kept.site.cache else cache_root()
+    into = Path(kept.site.cache) if kept.site.cache else own_kernels(found.loaded)
     uid = found.loaded.recipe.runtime.user if contained else os.geteuid()
-    with disk(into.parent):
+    with disk(into):
         count = place_caches(kept.bundle, found.bundle.info.caches, into, uid, facts)
     note(f"{count} files of compiled kernels were put into {shown(into)}.")
 

@@ -47,7 +47,7 @@ def test_two_builds_at_once_build_once(tmp_path, monkeypatch):
     monkeypatch.setenv("STATION_RECIPES_CACHE", str(tmp_path))
     built = []
 
-    def slow_build(_name: str, home: Path) -> None:
+    def slow_build(_name: str, home: Path, _wheels: Path | None) -> None:
         built.append(home)
         threading.Event().wait(0.3)
         (home / "bin").mkdir(parents=True)

@@ -146,7 +146,7 @@ WRONG = [
     (bundling(recipe="micro/async-scheduling", with_results=True), "results/ has no run of micro/async-scheduling"),
     (bundling(recipe="nemotron-h-synthetic", with_engine=True), "runs in a container only: carry its image"),
     (bundling(with_engine=True, platform="linux/riscv64"), "--platform linux/riscv64"),
-    (bundling(caches="/nowhere"), "wanted DEVICE=FOLDER"),
+    (bundling(caches="/nowhere"), "wanted DEVICE or DEVICE=FOLDER"),
     (bundling(caches="cpu=/nowhere"), "there is no folder /nowhere"),
     (adopting("/nowhere"), "there is no such file or folder"),
     (adopting("https://x/y"), "wanted a tar, a folder, docker://HOST/NAME:VERSION, or git+URL"),
