@@ -93,12 +93,12 @@ def _keep(found: Candidate, asked: Taken, facts: dict) -> Adopted:
 
 
 def _place_kernels(kept: Adopted, found: Candidate, facts: dict) -> None:
-    """Put carried kernels where the engine looks: the site's cache folder, or for a process vLLM's own cache."""
+    """Put carried kernels where the engine looks: in containers the site's cache folder, else the engine's own."""
     contained = choose_runtime(found.loaded, None) == "docker"
     if contained and not kept.site.cache:
         note("The kernels it carries were not put anywhere: name the engine's cache folder with --cache.")
         return
-    into = Path(kept.site.cache) if kept.site.cache else own_kernels(found.loaded)
+    into = Path(kept.site.cache) if contained else own_kernels(found.loaded)
     uid = found.loaded.recipe.runtime.user if contained else os.geteuid()
     with disk(into):
         count = place_caches(kept.bundle, found.bundle.info.caches, into, uid, facts)

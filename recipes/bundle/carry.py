@@ -23,6 +23,7 @@ from recipes.load import Loaded
 from recipes.machine import machine_facts
 from recipes.run.jit import FOLDERS, cache_home
 from recipes.serving import platform_of
+from recipes.spec import HOST_CACHE
 
 ARCHIVE = "engine/image.oci.tar"
 LONGEST_NAME = 100  # of the last part of a path, in a plain tar
@@ -92,9 +93,7 @@ def _caches(loaded: Loaded, text: str, platform: str, files: dict[str, Path]) ->
     device, given, name = text.partition("=")
     folder = Path(name) if given else own_kernels(loaded)
     if not DEVICE.fullmatch(device) or (given and not name):
-        raise UsageProblem(
-            f"--caches {text}: wanted DEVICE or DEVICE=FOLDER, such as sm_103a=/var/lib/station-recipes/cache"
-        )
+        raise UsageProblem(f"--caches {text}: wanted DEVICE or DEVICE=FOLDER, such as sm_103a={HOST_CACHE}")
     if not folder.is_dir():
         raise UsageProblem(f"--caches {text}: there is no folder {shown(folder)}")
     left_out, before = 0, len(files)
