@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import yaml
+from pydantic import ValidationError
 
 from images.errors import BundleProblem, Problem, UsageProblem
 from images.staging import disk
@@ -22,11 +23,11 @@ from recipes.bundle.fits import Finding, engine_findings, machine_findings
 from recipes.bundle.layout import CLAIMS, LOCK, SUMS
 from recipes.bundle.read import Bundle, Limits, Progress, unpacked
 from recipes.bundle.write import rendered
-from recipes.load import LADDER_FILE, Loaded, as_data, changes, load_recipe
-from recipes.lock import as_text, read_lock
+from recipes.load import LADDER_FILE, Loaded, changes, load_recipe
+from recipes.lock import as_text, locked_recipe, read_lock
 from recipes.model_files import differing_files, observed_files
 from recipes.rules import TABLE_VERSION, broken_rules
-from recipes.schema import Recipe
+from recipes.schema import Claim, Recipe
 from recipes.serving import platform_of
 
 # What the engine reads of a model without running any of it. Pickles (.bin, .pt) and code are not among them.
@@ -138,12 +139,19 @@ def _load(bundle: Bundle) -> Loaded:
         differing = differing_files(loaded.recipe.model.files, observed_files(loaded))
         if differing:
             raise BundleProblem(f"the model isn't the recipe's: {', '.join(differing)} differ")
-    claims = json.dumps(as_data(loaded.recipe)["claims"])
-    if _json_of(bundle, CLAIMS) != json.loads(claims):
+    told = _json_of(bundle, CLAIMS)
+    if not isinstance(told, list) or [_claim(each) for each in told] != loaded.recipe.claims:
         raise BundleProblem(f"{CLAIMS} is not what the recipe claims")
     if info.lock:
         _require_lock(bundle, loaded)
     return loaded
+
+
+def _claim(told: object) -> Claim | None:
+    try:
+        return Claim.model_validate(told)
+    except ValidationError:
+        return None
 
 
 def _json_of(bundle: Bundle, name: str) -> object:
@@ -167,12 +175,12 @@ def _require_only_recipes(bundle: Bundle) -> None:
 
 
 def _require_lock(bundle: Bundle, loaded: Loaded) -> None:
+    """The lock is of this recipe. Compared as recipes, so that keys which are newer than the bundle don't matter."""
     file = bundle.folder / LOCK
-    lock = read_lock(file)
-    data, locked = as_data(loaded.recipe), lock.get("recipe")
-    if isinstance(locked, dict) and isinstance(locked.get("model"), dict):
-        data["model"]["revision"] = locked["model"].get("revision")  # confirmed by a person when it was bundled
-    if locked != json.loads(json.dumps(data)) or as_text(lock) != file.read_text(encoding="utf-8"):
+    locked = locked_recipe(file).recipe
+    model = loaded.recipe.model.model_copy(update={"revision": locked.model.revision})  # confirmed when it was bundled
+    same = locked == loaded.recipe.model_copy(update={"model": model})
+    if not same or as_text(read_lock(file)) != file.read_text(encoding="utf-8"):
         raise BundleProblem(f"{LOCK} is not of the recipe beside it")
 
 

@@ -15,6 +15,7 @@ from typing import Literal
 from pydantic import Field, ValidationError
 
 from images.command import run, run_shown, tail
+from images.console import printable
 from images.errors import BundleProblem, UsageProblem
 from images.staging import disk
 from images.yaml_source import shown
@@ -78,7 +79,7 @@ def clone(url: str, folder: Path, ref: str | None) -> Repository:
     url = str(Path(url).absolute()) if "://" not in url and Path(url).exists() else url
     argv += ["--", f"file://{url}" if url.startswith("/") else url, str(target)]
     if run_shown(argv, f"Cloning {url}", log, env=_quiet()) != 0:
-        raise BundleProblem(f"{tail(log, 3)}\n{url} can't be cloned: git's own words are above")
+        raise BundleProblem(f"{printable(tail(log, 3))}\n{url} can't be cloned: git's own words are above")
     answer = run(["git", "-C", str(target), "rev-parse", "--verify", "HEAD^{commit}"], env=_quiet())
     if answer.returncode != 0:
         raise BundleProblem(f"{url} is empty: it has no commit")

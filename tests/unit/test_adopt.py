@@ -255,6 +255,22 @@ def test_a_models_file_that_is_missing_or_another_is_refused(tmp_path):
     assert "model.safetensors differ" in refusal(forged(tmp_path / "m", {name: None}))
 
 
+def test_the_golden_bundle_of_every_schema_is_still_adopted():
+    golden = sorted((Path(__file__).parent.parent / "fixtures" / "bundles").glob("schema-*.tar"))
+    assert golden
+    for bundle in golden:
+        kept = adopt(bundle, public_key=public_text(test_key()))
+        assert load_recipe(kept.reference).recipe.id == "tiny/more"
+
+
+def test_a_lock_from_before_a_key_was_known_is_of_the_recipe_all_the_same(tmp_path):
+    lock = json.loads(files_of(tiny_bundle(tmp_path))["lock.json"])
+    del lock["recipe"]["choices"], lock["recipe"]["engine"]["substitutes"], lock["recipe"]["status"]
+    text = json.dumps(lock, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+    (tmp_path / "f").mkdir()
+    assert adopt(forged(tmp_path / "f", {"lock.json": text.encode()}))
+
+
 def test_looking_at_a_bundle_keeps_nothing(tmp_path):
     found = looked_at(tiny_bundle(tmp_path))
     assert {each.id for each in found.findings} >= {"whole", "signed", "rules", "port", "machine", "engine"}

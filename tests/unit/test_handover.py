@@ -15,11 +15,12 @@ from bench.handover.bundling import Wanted, write
 from bench.handover.comparing import compare_runs
 from bench.handover.moving import pull_from, push_to
 from bench.handover.publish import RULES
+from bench.handover.runs import published_ladders
 from images.errors import BundleProblem, Problem
 from images.registry import Wire
 from recipes.bundle.sign import public_text, secret_key
 from recipes.bundle.source import Choice
-from recipes.load import LIBRARY
+from recipes.load import LIBRARY, load_recipe
 from tests.bundles import BASE, files_of, test_key, tiny_bundle, tree
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -172,7 +173,7 @@ def test_wrong_usage_is_one_clear_error_and_writes_nothing(tmp_path, monkeypatch
 
 
 def test_wrong_usage_ends_with_two_and_no_traceback(inv, tmp_path):
-    for arguments in (["bundle", "--recipe", "micro"], ["push", "x"], ["pull", "x"], ["check", "--publish"]):
+    for arguments in (["bundle", "--recipe", "micro"], ["check", "--publish"]):
         answer = inv(*arguments, STATION_RECIPES_STATE=str(tmp_path))
         assert answer.returncode == 2 and "needs" in answer.stderr and "Traceback" not in answer.stderr
 
@@ -207,6 +208,20 @@ def test_what_micro_needs_to_be_published_is_there_and_what_lacks_is_named(inv):
     assert {rule["id"] for rule in good["rules"] if rule["ok"] is False} == set()
     lacks = inv("check", "--publish", "--recipe", "nemotron-3.5-super-vl")
     assert lacks.returncode == 2 and "is not confirmed (model.revision)" in lacks.stdout
+
+
+def test_the_newest_ladder_of_each_machine_is_carried(tmp_path):
+    for name in (
+        "h200-sxm/micro/ladder-20260101T000000Z",
+        "h200-sxm/micro/ladder-20260201T000000Z",
+        "gb300/micro/ladder-1",
+    ):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "ladder.json").write_text("{}")
+    (tmp_path / "gb300/other/ladder-2").mkdir(parents=True)
+    (tmp_path / "gb300/other/ladder-2/ladder.json").write_text("{}")
+    found = published_ladders(load_recipe("micro").recipe, tmp_path)
+    assert [name for name, _ in found] == ["gb300-ladder-1", "h200-sxm-ladder-20260201T000000Z"]
 
 
 def test_the_guide_names_every_rule_that_is_checked():
