@@ -27,7 +27,7 @@ from recipes.load import LADDER_FILE, Loaded, changes, load_recipe
 from recipes.lock import as_text, locked_recipe, read_lock
 from recipes.model_files import differing_files, observed_files
 from recipes.rules import TABLE_VERSION, broken_rules
-from recipes.schema import Claim, Recipe
+from recipes.schema import Claim, Model, Recipe
 from recipes.serving import platform_of
 
 # What the engine reads of a model without running any of it. Pickles (.bin, .pt) and code are not among them.
@@ -179,9 +179,18 @@ def _require_lock(bundle: Bundle, loaded: Loaded) -> None:
     file = bundle.folder / LOCK
     locked = locked_recipe(file).recipe
     model = loaded.recipe.model.model_copy(update={"revision": locked.model.revision})  # confirmed when it was bundled
-    same = locked == loaded.recipe.model_copy(update={"model": model})
+    same = locked == loaded.recipe.model_copy(update={"model": model}) and _whole_lock(read_lock(file), model)
     if not same or as_text(read_lock(file)) != file.read_text(encoding="utf-8"):
         raise BundleProblem(f"{LOCK} is not of the recipe beside it")
+
+
+def _whole_lock(lock: dict, model: Model) -> bool:
+    """Whether the parts of a lock that are read later are there, and say what its recipe says."""
+    engine, told = lock.get("engine"), lock.get("model")
+    images = engine.get("images") if isinstance(engine, dict) else None
+    if not isinstance(told, dict) or not isinstance(images, dict):
+        return False
+    return (told.get("repo"), told.get("revision"), told.get("files")) == (model.repo, model.revision, model.files)
 
 
 def _require_platform(bundle: Bundle, wishes: Wishes, facts: dict) -> None:

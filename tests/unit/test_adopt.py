@@ -14,10 +14,11 @@ from recipes.bundle.adopt import Candidate, Wishes, candidate, keep
 from recipes.bundle.carry import carried_engine, place_caches
 from recipes.bundle.layout import CarriedCaches, CarriedWheels
 from recipes.bundle.sign import public_text
-from recipes.bundle.write import Carried
+from recipes.bundle.write import Carried, bundle_entries, write_bundle
 from recipes.load import load_recipe
+from recipes.lock import Images
 from recipes.spec import serving_spec
-from tests.bundles import BASE, RUNG, files_of, forged, test_key, tiny_bundle, tree
+from tests.bundles import BASE, RUNG, files_of, forged, library, test_key, tiny_bundle, tree
 
 FACTS = {"slug": "cpu-x86-64", "architecture": "x86_64", "gpus": [], "pci_gpus": []}
 ARM_WHEELS = CarriedWheels(platform="linux/arm64", python="3.11", identity="0" * 16)
@@ -261,6 +262,34 @@ def test_the_golden_bundle_of_every_schema_is_still_adopted():
     for bundle in golden:
         kept = adopt(bundle, public_key=public_text(test_key()))
         assert load_recipe(kept.reference).recipe.id == "tiny/more"
+
+
+HUB = BASE.replace("  path: model\n", "  repo: team/tiny\n").replace("  files:\n{files}\n", "")
+
+
+def test_a_models_commit_that_was_confirmed_when_it_was_bundled_is_the_one_that_is_served(tmp_path):
+    commit = "a" * 40
+    loaded = load_recipe("tiny", library(tmp_path / "hub", base=HUB))
+    entries, info = bundle_entries(loaded, "1", Images({}), commit, Carried(), None)
+    write_bundle(entries, info, None, tmp_path / "hub.tar", False)
+    assert info.model == "named" and info.lock
+    kept = adopt(tmp_path / "hub.tar")
+    assert load_recipe(kept.reference).recipe.model.revision == commit
+    lock = kept.bundle / "lock.json"
+    lock.write_text(lock.read_text().replace(commit, "b" * 40))
+    with pytest.raises(BundleProblem, match="was changed since it was adopted"):
+        load_recipe(kept.reference)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("engine", {}), ("engine", []), ("model", None), ("model", {"revision": "x"})]
+)
+def test_a_lock_that_is_not_whole_is_refused(tmp_path, key, value):
+    lock = json.loads(files_of(tiny_bundle(tmp_path))["lock.json"])
+    lock[key] = value
+    text = json.dumps(lock, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+    (tmp_path / "f").mkdir()
+    assert "lock.json is not of the recipe" in refusal(forged(tmp_path / "f", {"lock.json": text.encode()}))
 
 
 def test_a_lock_from_before_a_key_was_known_is_of_the_recipe_all_the_same(tmp_path):
