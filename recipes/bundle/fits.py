@@ -102,13 +102,14 @@ def _image_findings(loaded: Loaded, bundle: Bundle | None, facts: dict, site: Si
     sources = declaration(name).sources
     locked = _locked_image(bundle, platform) if bundle else None
     if locked:
-        states = reachable([*(f"{mirror}@{locked.rpartition('@')[2]}" for mirror in site.mirrors), locked], Wire(True))
+        mirrors = [f"{mirror}@{locked.rpartition('@')[2]}" for mirror in site.mirrors]
+        states = reachable([locked, *mirrors], Wire(plain_http=True))
         said = f"the lock names {locked}: {retention(states)}"
         return [Finding("image", any(state.state == "ok" for state in states), said)]
     try:
         references = pull_references(name, platform) if sources.pull else []
         digest = references[0].rpartition("@")[2] if references else None
-        asked = [*(f"{mirror}@{digest}" for mirror in site.mirrors if digest), *references]
+        asked = [*references, *(f"{mirror}@{digest}" for mirror in site.mirrors if digest)]
         states = reachable(asked, Wire(plain_http=True)) if asked else []
     except Problem as problem:
         return [Finding("image", False, str(problem).splitlines()[0])]
