@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from images.command import run_shown, tail
-from images.console import emit_json, note, out, table
+from images.console import emit_json, note, out, printable, table
 from images.errors import Problem, UsageProblem
 from images.index import cache_root
 
@@ -36,6 +36,7 @@ class Host:
     diffs: list[str] = field(default_factory=list)
     kind: str | None = None
     findings: list[dict] = field(default_factory=list)
+    reboot_required: list[str] = field(default_factory=list)
     facts: dict | None = None
     wanted: dict | None = None
 
@@ -47,7 +48,7 @@ class Host:
     def as_json(self) -> dict:
         """For scripts."""
         told = {"reached": self.reached, "problem": self.problem, "changed": self.changed, "diffs": self.diffs}
-        return {**told, "kind": self.kind, "findings": self.findings}
+        return {**told, "kind": self.kind, "findings": self.findings, "reboot_required": self.reboot_required}
 
 
 def doctor(hosts: str, inventory: str | None, settings: Sequence[str], as_json: bool) -> int:
@@ -89,7 +90,7 @@ def report(made: Sequence[Host], check: bool, as_json: bool) -> int:
         return code
     for host in made:
         for text in host.diffs:
-            out().print(text, markup=False)
+            out().print(printable(text.expandtabs()), markup=False)
         if host.changed:
             title = f"{host.name}: {'would change' if check else 'changed'}"
             out().print(table(title, ("",), [(task,) for task in host.changed]))
@@ -209,6 +210,7 @@ def _note_result(host: Host, event: str, task: str, result: dict) -> None:
     facts = result.get("ansible_facts") or {}
     host.kind = facts.get("preflight_kind", host.kind)
     host.findings = facts.get("preflight_findings", host.findings)
+    host.reboot_required = facts.get("preflight_reboot_required", host.reboot_required)
     host.facts = facts.get("station", host.facts)
     host.wanted = facts.get("station_wanted", host.wanted)
     if event == "v2_runner_on_ok" and result.get("changed"):

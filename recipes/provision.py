@@ -47,8 +47,8 @@ def _tell(loaded: Loaded, image: str | None, looked: Sequence[Host], folder: Pat
         if host.problem or host.facts is None or host.wanted is None:
             host.problem = host.problem or "it told nothing of itself"
             continue
-        platform = platform_of(host.facts)
         try:
+            platform = platform_of(host.facts)
             if platform not in images:
                 images[platform] = host_image(image, loaded, platform)
             served = service(loaded, images[platform], host.facts, host.wanted)

@@ -105,8 +105,14 @@ def _sha256(file: Path) -> str:
 
 
 def platform_of(facts: dict) -> str:
-    """A host's platform, such as linux/arm64."""
-    return MACHINES.get(facts["architecture"], f"linux/{facts['architecture']}")
+    """A host's platform, such as linux/arm64.
+
+    Raises UsageProblem for an architecture that no image is made for. What a host says of itself becomes a variable of
+    the roles here, so nothing but a word of ours may come through.
+    """
+    if facts["architecture"] not in MACHINES:
+        raise UsageProblem(f"architecture: found {facts['architecture']!r}, wanted {' or '.join(MACHINES)}")
+    return MACHINES[facts["architecture"]]
 
 
 def hosted_path(loaded: Loaded) -> str | None:

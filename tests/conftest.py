@@ -18,7 +18,8 @@ def _no_engine() -> str | None:
     return None
 
 
-def _no_docker() -> str | None:
+def no_docker() -> str | None:
+    """Why no Docker engine can be used here, or None."""
     if shutil.which("docker") is None:
         return "there is no docker program"
     answer = subprocess.run(["docker", "info"], capture_output=True, text=True, check=False)
@@ -41,7 +42,7 @@ def _no_gpu() -> str | None:
 
 
 LEFT_OUT = pytest.StashKey[dict[str, list]]()
-LACKS = {"engine": _no_engine, "docker": _no_docker, "host": _no_host, "browser": _no_browser, "gpu": _no_gpu}
+LACKS = {"engine": _no_engine, "docker": no_docker, "host": _no_host, "browser": _no_browser, "gpu": _no_gpu}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -62,7 +63,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         kind = item.path.relative_to(ROOT / "tests").parts[0]
         item.add_marker(kind)
-        if kind == "docker":  # the first one builds the image, with nothing cached
+        if kind in {"docker", "host"}:  # the first one builds the image, or the machine, with nothing cached
             item.add_marker(pytest.mark.timeout(2400))
         if reasons.get(kind):
             item.add_marker(pytest.mark.skip(reason=f"{kind}: {reasons[kind]}"))

@@ -4,6 +4,8 @@ import re
 
 # Findings that make a host the wrong one to provision, and that provisioning doesn't mend.
 BARS = ("architecture", "identity", "gpu", "driver_library", "daemon_json", "apt_sources")
+# Findings that a reboot mends, for sure.
+REBOOTS = ("reboot", "driver_library")
 CDI_SINCE = (25, 0)
 # Settings of daemon.json that `docker info` shows, by their path; the others can be judged by the file's age only.
 SHOWN = {
@@ -21,6 +23,11 @@ def bars(findings: list[dict], accepted: list[str]) -> list[str]:
     """Lines about the findings that stop provisioning, unless they are accepted."""
     stop = [each for each in findings if each["ok"] is False and each["id"] in BARS and each["id"] not in accepted]
     return [f"{each['id']}: found {each['found']}; wanted {each['wanted']}; {each['remedy']}" for each in stop]
+
+
+def reboot_reasons(findings: list[dict]) -> list[str]:
+    """Why the host needs a reboot, a line each; empty where it needs none."""
+    return [f"{each['id']}: {each['found']}" for each in findings if each["ok"] is False and each["id"] in REBOOTS]
 
 
 def version_of(text: str | None) -> tuple[int, ...]:
@@ -125,6 +132,7 @@ class FilterModule:
         """Filter names."""
         return {
             "bars": bars,
+            "reboot_reasons": reboot_reasons,
             "docker_plan": docker_plan,
             "apt_candidate": apt_candidate,
             "apt_archive": apt_archive,

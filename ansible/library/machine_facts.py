@@ -86,17 +86,27 @@ def read(path: Path) -> str | None:
         return None
 
 
+def lines_of(path: Path) -> list[str]:
+    """The lines of a file; none where it can't be read."""
+    return (read(path) or "").splitlines()
+
+
+def version_in(text: str | None) -> str | None:
+    """The first dotted version in a text, or None."""
+    found = VERSION.search(text or "")
+    return found[0] if found else None
+
+
 def os_release(root: Path) -> dict[str, str | None]:
     """Distribution id and version from /etc/os-release."""
-    lines = (read(root / "etc/os-release") or "").splitlines()
-    pairs = dict(line.split("=", 1) for line in lines if "=" in line)
+    pairs = dict(line.split("=", 1) for line in lines_of(root / "etc/os-release") if "=" in line)
     return {key: pairs.get(name, "").strip('"') or None for key, name in (("id", "ID"), ("version", "VERSION_ID"))}
 
 
 def cpu(root: Path) -> dict:
     """CPU model, logical cores and the instruction sets that change what the CPU engine does."""
-    lines = (read(root / "proc/cpuinfo") or "").splitlines()
-    pairs = [tuple(part.strip() for part in line.split(":", 1)) for line in lines if ":" in line]
+    lines = [line for line in lines_of(root / "proc/cpuinfo") if ":" in line]
+    pairs = [tuple(part.strip() for part in line.split(":", 1)) for line in lines]
     first = dict(reversed(pairs))
     flags = (first.get("flags") or first.get("Features") or "").split()
     return {
@@ -108,10 +118,8 @@ def cpu(root: Path) -> dict:
 
 def memory_gb(root: Path) -> float | None:
     """Physical memory in GB (1e9 bytes)."""
-    for line in (read(root / "proc/meminfo") or "").splitlines():
-        if line.startswith("MemTotal:"):
-            return round(int(line.split()[1]) * 1024 / 1e9, 1)
-    return None
+    total = re.search(r"^MemTotal:\s+(\d+)", read(root / "proc/meminfo") or "", re.M)
+    return round(int(total[1]) * 1024 / 1e9, 1) if total else None
 
 
 def pci_gpus(root: Path) -> list[dict]:
@@ -168,19 +176,14 @@ def driver(root: Path) -> dict[str, str | None]:
     loaded = re.search(r"Module.*?\s(\d{3,}\.[\d.]*\d)", read(root / "proc/driver/nvidia/version") or "")
     folders = [*(root / "usr/lib").glob("*-linux-gnu"), root / "usr/lib64", root / "usr/lib/wsl/lib"]
     names = [file.name for folder in folders for file in folder.glob("libnvidia-ml.so.*.*")]
-    versions = sorted({name.partition(".so.")[2] for name in names}, key=version_key)
-    return {"kernel": loaded[1] if loaded else None, "library": versions[-1] if versions else None}
-
-
-def version_key(version: str) -> list[int]:
-    """Sort key of a dotted version."""
-    return [int(part) for part in re.findall(r"\d+", version)]
+    versions = [name.partition(".so.")[2] for name in names]
+    newest = max(versions, key=lambda version: [int(part) for part in re.findall(r"\d+", version)], default=None)
+    return {"kernel": loaded[1] if loaded else None, "library": newest}
 
 
 def slug(facts: dict) -> str:
     """The machine's name in results: the GPU where there is one, else the CPU architecture."""
-    pci = [gpu["pci_id"] for gpu in facts["pci_gpus"]] + [gpu["pci_id"] for gpu in facts["gpus"]]
-    if any(pci_id in GB300_PCI_IDS for pci_id in pci):
+    if any(gpu["pci_id"] in GB300_PCI_IDS for gpu in (*facts["pci_gpus"], *facts["gpus"])):
         return "dgx-station-gb300"
     names = [gpu["name"] for gpu in facts["gpus"] if gpu["name"]]
     if names:
@@ -195,24 +198,20 @@ def docker(root: Path, programs: Programs) -> dict:
     if info.get("ServerErrors"):
         info, asked = {}, (1, "", "; ".join(info["ServerErrors"]))
     rows = (said(programs.ask("docker", "ps", "--format", "{{.Names}}\t{{.Image}}")) or "").splitlines()
-    program = said(programs.ask("dockerd", "--version"))
-    unit = said(programs.ask("systemctl", "cat", "docker.service")) or ""
-    started = root / "run/docker.pid"
+    devices = info.get("DiscoveredDevices") or []
     settings = root / "etc/docker/daemon.json"
     wanted, broken = daemon_settings(settings)
     return {
-        "version": VERSION.search(program)[0] if program and VERSION.search(program) else info.get("ServerVersion"),
+        "version": version_in(said(programs.ask("dockerd", "--version"))) or info.get("ServerVersion"),
         "client": said(programs.ask("docker", "--version")),
         "error": None if info else (asked[2] or "no answer") if asked else "there is no docker program",
         "info": {key: info.get(key) for key in DOCKER_INFO} if info else None,
         "containers": [dict(zip(("name", "image"), row.split("\t"), strict=False)) for row in rows],
-        "unit_flags": unit_flags(unit),
+        "unit_flags": unit_flags(said(programs.ask("systemctl", "cat", "docker.service")) or ""),
         "daemon_json": wanted,
         "daemon_json_error": broken,
-        "daemon_json_newer": newer(settings, started),
-        "cdi_devices": sorted(
-            {device["ID"] for device in info.get("DiscoveredDevices") or [] if device.get("Source") == "cdi"}
-        ),
+        "daemon_json_newer": newer(settings, root / "run/docker.pid"),
+        "cdi_devices": sorted({device["ID"] for device in devices if device.get("Source") == "cdi"}),
     }
 
 
@@ -246,8 +245,7 @@ def newer(one: Path, other: Path) -> bool | None:
 
 def unit_flags(unit: str) -> list[str]:
     """Long flags of dockerd's effective command line: the last ExecStart that isn't cleared."""
-    joined = re.sub(r"\\\n", " ", unit)
-    commands = re.findall(r"^ExecStart=(.*)$", joined, re.M)
+    commands = re.findall(r"^ExecStart=(.*)$", re.sub(r"\\\n", " ", unit), re.M)
     last = next((command for command in reversed(commands) if command.strip()), "")
     short = {"-H": "--host", "-g": "--data-root", "-s": "--storage-driver", "-l": "--log-level", "-D": "--debug"}
     words = [short.get(word, word) for word in last.split()[1:]]
@@ -273,23 +271,19 @@ def cdi_specs(root: Path) -> list[dict]:
 def folder_facts(root: Path, name: str) -> dict:
     """Owner of a folder, and the free space where it lies or would lie."""
     path = root / name.lstrip("/")
-    nearest = next(each for each in (path, *path.parents) if each.exists() or each == path.parent)
-    while not nearest.exists():
-        nearest = nearest.parent
-    free = os.statvfs(nearest)
-    there = path.is_dir()
+    free = os.statvfs(next(each for each in (path, *path.parents) if each.exists()))
+    there = path.stat() if path.is_dir() else None
     return {
-        "exists": there,
-        "owner_uid": path.stat().st_uid if there else None,
-        "mode": f"{path.stat().st_mode & 0o7777:04o}" if there else None,
-        "foreign": foreign_entry(path) if there else None,
+        "exists": there is not None,
+        "owner_uid": there and there.st_uid,
+        "mode": there and f"{there.st_mode & 0o7777:04o}",
+        "foreign": there and foreign_entry(path, there.st_uid),
         "free_gb": round(free.f_bavail * free.f_frsize / 1e9, 1),
     }
 
 
-def foreign_entry(folder: Path) -> str | None:
-    """The first entry of a folder that belongs to another user than the folder does."""
-    owner = folder.stat().st_uid
+def foreign_entry(folder: Path, owner: int) -> str | None:
+    """The first entry of a folder that belongs to another user than its owner."""
     try:
         strange = (entry.name for entry in os.scandir(folder) if entry.stat(follow_symlinks=False).st_uid != owner)
         return next(strange, None)
@@ -299,8 +293,8 @@ def foreign_entry(folder: Path) -> str | None:
 
 def listening_ports(root: Path) -> list[int]:
     """TCP ports that something listens on."""
-    lines = [line.split() for name in ("tcp", "tcp6") for line in (read(root / "proc/net" / name) or "").splitlines()]
-    return sorted({int(row[1].rpartition(":")[2], 16) for row in lines if len(row) > 3 and row[3] == "0A"})
+    rows = [line.split() for name in ("tcp", "tcp6") for line in lines_of(root / "proc/net" / name)]
+    return sorted({int(row[1].rpartition(":")[2], 16) for row in rows if len(row) > 3 and row[3] == "0A"})
 
 
 def apt_sources(root: Path) -> list[dict]:
@@ -323,26 +317,27 @@ def apt_sources(root: Path) -> list[dict]:
     return found
 
 
+def services(programs: Programs, verb: str) -> dict[str, str]:
+    """What systemctl says of the services that matter, by its verb; those that it doesn't know are left out."""
+    told = {name: programs.ask("systemctl", verb, name) for name in SERVICES}
+    return {name: answer[1] for name, answer in told.items() if answer and answer[1] not in {"", "not-found"}}
+
+
 def host(root: Path, programs: Programs, folders: list[str]) -> dict:
     """What decides whether this host can serve: Docker, the container toolkit, CDI, disks, ports, clock, reboot."""
-    toolkit = said(programs.ask("nvidia-ctk", "--version")) or ""
     clock = said(programs.ask("timedatectl", "show", "--property=NTPSynchronized", "--value"))
-    enabled = {name: programs.ask("systemctl", "is-enabled", name) for name in SERVICES}
-    active = {name: programs.ask("systemctl", "is-active", name) for name in SERVICES}
-    absent = {"", "not-found"}
+    reboot = (root / "run/reboot-required").exists()
     secure_boot = sorted((root / "sys/firmware/efi/efivars").glob("SecureBoot-*"))
     return {
         "docker": docker(root, programs),
-        "toolkit": VERSION.search(toolkit)[0] if VERSION.search(toolkit) else None,
+        "toolkit": version_in(said(programs.ask("nvidia-ctk", "--version"))),
         "cdi": cdi_specs(root),
         "folders": {name: folder_facts(root, name) for name in folders},
         "listening": listening_ports(root),
-        "clock_synchronised": {"yes": True, "no": False}.get(clock or ""),
-        "reboot": (read(root / "run/reboot-required.pkgs") or "").split()
-        if (root / "run/reboot-required").exists()
-        else None,
-        "services": {name: answer[1] for name, answer in enabled.items() if answer and answer[1] not in absent},
-        "active": [name for name, answer in active.items() if answer and answer[1] == "active"],
+        "clock_synchronised": {"yes": True, "no": False}.get(clock),
+        "reboot": (read(root / "run/reboot-required.pkgs") or "").split() if reboot else None,
+        "services": services(programs, "is-enabled"),
+        "active": [name for name, state in services(programs, "is-active").items() if state == "active"],
         "apt_sources": apt_sources(root),
         "half_installed": re.findall(r"^ (\S+)", said(programs.ask("dpkg", "--audit")) or "", re.M),
         "secure_boot": secure_boot[0].read_bytes()[-1:] == b"\1" if secure_boot else None,
@@ -392,10 +387,10 @@ def run_module() -> None:
         "host": {"type": "bool", "default": False},
         "folders": {"type": "list", "elements": "str", "default": []},
     }
-    asked = AnsibleModule(argument_spec=arguments, supports_check_mode=True)
-    folders = asked.params["folders"] if asked.params["host"] else None
-    facts = collect(Path(asked.params["root"]), folders=folders)
-    asked.exit_json(changed=False, ansible_facts={"station": facts})
+    module = AnsibleModule(argument_spec=arguments, supports_check_mode=True)
+    asked = module.params
+    facts = collect(Path(asked["root"]), folders=asked["folders"] if asked["host"] else None)
+    module.exit_json(changed=False, ansible_facts={"station": facts})
 
 
 if __name__ == "__main__":

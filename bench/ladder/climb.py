@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -21,13 +22,16 @@ from bench.record import Plan
 from bench.verdict import write_verdict
 from images.console import note
 from images.engine import Engine
-from images.errors import Problem, RunProblem, UsageProblem
+from images.errors import EngineProblem, Problem, RunProblem, UsageProblem
 from images.yaml_source import shown
 from recipes.compose import rungs_of
 from recipes.machine import machine_facts
 from recipes.run.jit import restore, save
+from recipes.run.process import refuse_taken_port
 
 CORES_TO_ASK = 4
+PORT_S = 20
+POLL_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -76,6 +80,7 @@ def climb(folder: Path, setting: Setting, visit: Visit) -> dict:
             if not units:
                 return table
             _say(units[0], ahead, setting)
+            _wait_for_port(units[0].rung, visit)
             plan = _prepared(units[0], visit, facts, journal)
             if plan is None:
                 continue
@@ -120,12 +125,28 @@ def _say(unit: Unit, ahead: Outlook, setting: Setting) -> None:
     note(f"\nRung {unit.rung.name}, boot {unit.boot} of {setting.boots} ({left}): {unit.rung.loaded.recipe.title}")
 
 
+def _wait_for_port(rung: Rung, visit: Visit) -> None:
+    """Give an engine whose ladder was killed the time to end. Raises EngineProblem where the port stays taken."""
+    runtime = rung.loaded.recipe.runtime
+    deadline = time.monotonic() + PORT_S
+    while True:
+        try:
+            return refuse_taken_port(runtime.host, visit.options.port or runtime.port)
+        except EngineProblem:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(POLL_S)
+
+
 def _prepared(unit: Unit, visit: Visit, facts: dict, journal: Journal) -> Plan | None:
-    """The plan of a boot; None, and the reason in the journal, where this rung can't be prepared."""
+    """The plan of a boot; None, and the reason in the journal, where this rung makes no recipe that can run.
+
+    Raises Problem where something stands in the way that isn't the rung's: no engine, no Docker, no disk.
+    """
     try:
         plan = plan_for(unit.rung.loaded, visit.options, facts)
         record = resolved_record(plan, unit.rung.before)
-    except Problem as problem:
+    except UsageProblem as problem:
         note(f"✘ {problem}")
         journal.ended(Boot(unit.rung.name, unit.boot, None, "failed", f"preparing: {problem}"))
         return None

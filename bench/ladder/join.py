@@ -31,10 +31,12 @@ def join_ladders(folders: list[Path], root: Path) -> tuple[Path, dict]:
     try:
         for folder in folders:
             for boot in read_boots(folder):
-                if boot.state == "finished":
-                    shutil.copytree(folder / RUNS / boot.run, made / RUNS / boot.run)
-                if boot.state in {"finished", "failed"}:
-                    journal.ended(boot)
+                if boot.state not in {"finished", "failed"}:
+                    continue
+                source = folder / RUNS / boot.run if boot.run else None
+                if source and source.is_dir():
+                    shutil.copytree(source, made / RUNS / source.name)
+                journal.ended(boot)
     except FileExistsError as error:
         shutil.rmtree(made)
         raise RunProblem(f"{Path(error.filename).name} is in two of these ladders: each boot may count once") from error

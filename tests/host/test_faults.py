@@ -1,15 +1,18 @@
 """What goes wrong on hosts: each fault ends in one message or in nothing at all, and a second run completes."""
 
 import json
+import os
+import signal
 import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from tests.host.conftest import TINY_IMAGE, Archive, Front, give_gpu, give_image, in_container
+from tests.host.conftest import ROOT, TINY_IMAGE, Archive, Front, give_gpu, give_image, in_container
 from tests.host.debs import SigningKey
 from tests.host.fake_gpu import DRIVER, UUID
 from tests.host.machine import Machine
@@ -141,6 +144,56 @@ def test_a_stale_cdi_spec_is_written_anew_and_a_hand_made_one_is_left_alone(prov
     assert "580.95.05" in provisioned.read("/etc/cdi/mine.yaml")
 
 
+def test_caches_of_others_are_named_and_left_as_they_are(provisioned: Machine, front: Front):
+    theirs = "/home/alice/.cache"
+    hold = (
+        f"mkdir -p {theirs}/huggingface/hub && echo 1 >{theirs}/huggingface/hub/blob && chown -R 1234:1234 /home/alice"
+    )
+    provisioned.run("sh", "-c", hold)
+    before = {path: kind for path, kind in provisioned.state().items() if path.startswith("/home")}
+    said = front("provision", provisioned, "--set", f"station_cache={theirs}/huggingface")
+    assert said.code == 1
+    assert (
+        f"{theirs}/huggingface: found uid 1234, wanted 1000, the engine's. It is left as it is" in said.host["problem"]
+    )
+    owner = next(each for each in said.host["findings"] if each["id"] == "cache_owner")
+    assert (owner["ok"], owner["found"][:8]) == (False, "uid 1234")
+    assert front("provision", provisioned).host["changed"] == []
+    assert {path: kind for path, kind in provisioned.state().items() if path.startswith("/home")} == before
+
+
+def test_a_disk_that_is_nearly_full_is_told_before_a_byte_comes_and_the_next_run_completes(
+    provisioned: Machine, front: Front
+):
+    small = "mount -t tmpfs -o size=40m,mode=755 tmpfs /var/lib/station-recipes && head -c 20000000 /dev/zero >$0"
+    provisioned.run("sh", "-ec", small, "/var/lib/station-recipes/full")
+    provisioned.run("sh", "-ec", "mkdir -p /srv/model && head -c 30000000 /dev/zero >/srv/model/weights.bin")
+    model = {"repo": "maker/small", "revision": "0123456789abcdef0123456789abcdef01234567", "source": "/srv/model"}
+    wanted = {"model_cache_models": [model], "model_cache_keep_free_gb": 0}
+    said = front("provision", provisioned, **wanted)
+    assert said.code == 1
+    assert "free, wanted 30.0 MB: 30.0 MB to come" in said.host["problem"]
+    assert "nothing was fetched" in said.host["problem"]
+    disk = next(each for each in said.host["findings"] if each["id"] == "disk_weights")
+    assert (disk["ok"], disk["found"]) == (False, "0 GB free for /var/lib/station-recipes/cache")
+    assert provisioned.run("find", "/var/lib/station-recipes/cache", "-type", "f", "-size", "+1k").stdout == ""
+    provisioned.run("rm", "/var/lib/station-recipes/full")
+    said = front("provision", provisioned, **wanted)
+    assert said.code == 0, said.host["problem"]
+    there = f"/var/lib/station-recipes/cache/models/maker--small/{model['revision']}/weights.bin"
+    assert provisioned.run("stat", "-c", "%s", there).stdout.strip() == "30000000"
+
+
+def test_a_pending_reboot_is_left_with_its_reason_and_never_done(provisioned: Machine, front: Front):
+    up_since = provisioned.run("stat", "-c", "%Y", "/proc/1").stdout
+    provisioned.write("/run/reboot-required.pkgs", "linux-image-6.17\n")
+    provisioned.write("/run/reboot-required", "")
+    said = front("provision", provisioned)
+    assert (said.code, said.host["changed"]) == (0, [])
+    assert said.host["reboot_required"] == ["reboot: pending, for linux-image-6.17"]
+    assert provisioned.run("stat", "-c", "%Y", "/proc/1").stdout == up_since
+
+
 @pytest.fixture
 def without_toolkit(provisioned: Machine) -> Machine:
     """Docker, a GPU, and no container toolkit; apt knows no archive that has it."""
@@ -161,7 +214,7 @@ def test_apt_s_lock_is_waited_for(without_toolkit: Machine, front: Front):
             said = front("provision", without_toolkit, container_toolkit_lock_timeout_s=1)
             assert said.code == 1
             assert "lock" in said.host["problem"].lower()
-            threading.Timer(20, without_toolkit.write, ("/run/let-go", "")).start()
+            threading.Timer(12, without_toolkit.write, ("/run/let-go", "")).start()
             said = front("provision", without_toolkit)
         finally:
             without_toolkit.write("/run/let-go", "")
@@ -247,6 +300,37 @@ def test_a_machine_that_goes_down_in_the_middle_is_completed_by_the_next_run(fre
     assert said.code == 0, said.host["problem"]
     assert cdi_is_on(fresh)
     assert fresh.run("dpkg", "--audit").stdout == ""
+
+
+@pytest.mark.parametrize("ended_by", [signal.SIGINT, signal.SIGKILL], ids=["ctrl-c", "kill -9"])
+def test_a_run_that_is_ended_in_the_middle_says_so_and_the_next_run_completes(
+    fresh: Machine, front: Front, settings: dict, tmp_path: Path, ended_by: signal.Signals
+):
+    inventory = tmp_path / "hosts.yml"
+    variables = {**settings, **DOCKER_ONLY}
+    inventory.write_text(json.dumps({"all": {"hosts": {"fresh": fresh.inventory()}, "vars": variables}}))
+    argv = [str(ROOT / "inv"), "provision", "--inventory", str(inventory)]
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    with subprocess.Popen(argv, start_new_session=True, **pipes) as run:
+        with PowerCut(fresh, lambda: os.killpg(run.pid, ended_by)):
+            said = run.communicate(timeout=300)[0]
+    if ended_by is signal.SIGINT:
+        assert run.returncode == 1
+        assert said.rstrip().endswith("interrupted")
+        assert "Traceback" not in said
+    again = front("provision", fresh, **DOCKER_ONLY)
+    assert again.code == 0, again.host["problem"]
+    assert cdi_is_on(fresh)
+    assert fresh.run("dpkg", "--audit").stdout == ""
+
+
+def test_two_runs_at_once_on_a_host_end_well_both(fresh: Machine, front: Front):
+    with ThreadPoolExecutor(2) as both:
+        runs = [both.submit(front, "provision", fresh) for _ in range(2)]
+    for run in runs:
+        assert run.result().code == 0, run.result().host["problem"]
+    assert cdi_is_on(fresh)
+    assert front("provision", fresh).host["changed"] == []
 
 
 @pytest.fixture

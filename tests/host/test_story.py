@@ -1,8 +1,10 @@
 """The whole story: a fresh machine, provisioned, serves a recipe in a container with the GPU, up to the verdict.
 
-One machine for all of it, in the order of this file: each test goes on where the one before ended.
+One machine for all of it, with all that can be had: monitoring, a model of a hub, a Grafana. Each test goes on where the
+one before ended.
 """
 
+import fnmatch
 import json
 import os
 import subprocess
@@ -13,15 +15,18 @@ from pathlib import Path
 
 import pytest
 
+from images.yaml_source import read_yaml
+from tests.conftest import no_docker
 from tests.docker.conftest import build
 from tests.host.conftest import ROOT, Archive, Front, give_gpu
 from tests.host.fake_gpu import UUID
 from tests.host.machine import Machine
-from tests.host.test_provision import not_listed
+from tests.host.test_provision import CHANGES, changed, not_listed
 
 BASE, MTP1 = "station-recipes-micro_base", "station-recipes-micro_mtp1"
 URL = "http://127.0.0.1:8000"
 DEVICE = f"nvidia.com/gpu={UUID}"
+MODEL = {"repo": "maker/small", "revision": "0123456789abcdef0123456789abcdef01234567", "source": "/srv/model"}
 # Streams that never leave the server without a request, until a file says so; then what each answer was.
 LOAD = """
 import json, pathlib, sys, threading, urllib.request
@@ -67,7 +72,7 @@ def serve(front: Front):
 
     def run(machine: Machine, recipe: str, image: str, *options: str, **variables: object):
         arguments = ("--recipe", recipe, "--image", image, *options)
-        return front("provision", machine, *arguments, station_device=DEVICE, **variables)
+        return front("provision", machine, *arguments, station_device=DEVICE, monitoring_enabled=True, **variables)
 
     return run
 
@@ -75,11 +80,17 @@ def serve(front: Front):
 @pytest.fixture(scope="module")
 def story(base: Path, archive: Archive, front: Front, serve) -> Iterator[Served]:
     """Tell the story up to where the recipe is served."""
+    reason = no_docker()
+    if reason:
+        pytest.skip(f"the engine's image comes from this host's Docker: {reason}")
     image = build().id
     with Machine("story", [base]) as machine:
         give_gpu(machine, archive)
+        machine.run("mkdir", "-p", "/etc/grafana/provisioning/datasources", "/etc/grafana/provisioning/dashboards")
+        machine.write("/srv/model/config.json", "{}")
         files = {"fresh": machine.state()}
-        said = front("provision", machine)
+        more = {"monitoring_enabled": True, "model_cache_models": [MODEL], "model_cache_keep_free_gb": 0.1}
+        said = front("provision", machine, **more)
         assert said.code == 0, said.host["problem"]
         there = f"unix://{machine.root}/run/docker.sock"
         with subprocess.Popen(["docker", "save", image], stdout=subprocess.PIPE) as saved:
@@ -125,11 +136,16 @@ def test_a_fresh_machine_serves_the_recipe_with_its_gpu_and_reproduces_the_claim
     assert "FAKE_GPU=1" in inside("docker", "exec", BASE, "cat", "/proc/1/environ").stdout
     assert UUID in inside("docker", "exec", BASE, "nvidia-smi", "-L").stdout
     listening = {line.split()[3] for line in inside("ss", "-Hltn").stdout.splitlines()}
-    assert "127.0.0.1:8000" in listening
-    assert all(address.startswith("127.0.0.1:") for address in listening)
+    told = {entry["address"] for entry in read_yaml(CHANGES).data["listens"]}
+    assert {address for address in told if "?" not in address} <= listening
+    assert [address for address in listening if not any(fnmatch.fnmatch(address, one) for one in told)] == []
     assert inside("stat", "-c", "%u", "/var/lib/station-recipes/cache").stdout.strip() == "1000"
     assert inside("systemctl", "is-enabled", BASE).stdout.strip() == "enabled"
     assert not_listed(story, "fresh", "served") == ""
+    paths = changed(story.files["fresh"], story.files["served"])
+    for entry in read_yaml(CHANGES).data["changes"]:
+        if entry.get("sometimes", "with").startswith("with"):
+            assert fnmatch.filter(paths, entry["path"]), entry
     before = story.started(BASE)
 
     # A network of its own: the only way from here to the machine is ssh.
@@ -141,6 +157,11 @@ def test_a_fresh_machine_serves_the_recipe_with_its_gpu_and_reproduces_the_claim
     assert verdict["state"] == "REPRODUCED"
     passed = {guard["id"] for guard in verdict["guards"] if guard["ok"]}
     assert {"live_argv", "live_env", "image_digest", "same_server", "finished", "quality_complete"} <= passed
+
+    query = "http://127.0.0.1:9490/api/v1/query?query=vllm:generation_tokens_total"
+    script = "import sys, urllib.request; print(urllib.request.urlopen(sys.argv[1]).read().decode())"
+    series = json.loads(inside("python3", "-c", script, query).stdout)["data"]["result"]
+    assert sum(float(each["value"][1]) for each in series) > 1000, "its own Prometheus has seen the measurement"
 
     again = serve(story.machine, "micro/base", story.image)
     assert (again.code, again.host["changed"]) == (0, []), again.host

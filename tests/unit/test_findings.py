@@ -27,6 +27,7 @@ def load(path: str):
 
 
 machine_facts, judge = load("library/machine_facts.py"), load("filter_plugins/findings.py")
+hosts = load("filter_plugins/hosts.py")
 
 
 class Recorded:
@@ -185,6 +186,24 @@ def test_one_wrong_file_is_one_finding(station, wrong, id_, change):
 def test_one_wrong_state_of_the_gpu_is_one_finding(station, wrong, id_, field, value):
     station["gpus"][GB300][field] = value
     assert wrong(station) == [id_]
+
+
+def test_a_masked_persistence_daemon_is_told_with_the_way_to_unmask_it(station, facts):
+    station["gpus"][GB300]["persistence_mode"] = "Disabled"
+    station["answers"]["systemctl is-enabled nvidia-persistenced"] = [1, "masked", ""]
+    (told,) = [each for each in judge.findings(facts(station), WHERE) if each["id"] == "persistence"]
+    assert told["ok"] is False
+    assert "it is masked; systemctl unmask it first" in told["remedy"]
+
+
+def test_the_reasons_for_a_reboot_are_left_for_whoever_decides_on_it(station, facts):
+    assert hosts.reboot_reasons(judge.findings(facts(station), WHERE)) == []
+    station["files"] |= {"run/reboot-required": "", "run/reboot-required.pkgs": "linux-image-6.17\n"}
+    station["files"]["usr/lib/aarch64-linux-gnu/libnvidia-ml.so.595.10.01"] = ""
+    assert hosts.reboot_reasons(judge.findings(facts(station), WHERE)) == [
+        "reboot: pending, for linux-image-6.17",
+        "driver_library: kernel 590.48.01, library 595.10.01",
+    ]
 
 
 def test_the_display_card_s_state_is_nobody_s_business(station, wrong):

@@ -1,8 +1,10 @@
 """The house is in order: rooms import downwards only, files stay short, nothing of a machine is committed."""
 
 import ast
+import json
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from bench.verdict import judge
 ROOT = Path(__file__).resolve().parent.parent.parent
 ROOMS = ["images", "recipes", "bench"]
 MODULES = [path for room in ROOMS for path in (ROOT / room).rglob("*.py")]
+ANSIBLE = list((ROOT / "ansible").rglob("*.py"))
 
 
 def imported_rooms(file: Path) -> set[str]:
@@ -32,15 +35,24 @@ def test_a_room_imports_only_what_lies_below_it(file: Path):
     assert imported_rooms(file) <= set(ROOMS[: ROOMS.index(room) + 1])
 
 
-@pytest.mark.parametrize("file", [*MODULES, ROOT / "tasks.py"], ids=lambda file: str(file.relative_to(ROOT)))
+@pytest.mark.parametrize("file", [*MODULES, *ANSIBLE, ROOT / "tasks.py"], ids=lambda file: str(file.relative_to(ROOT)))
 def test_a_module_is_short_and_begins_with_its_room(file: Path):
     text = file.read_text()
     assert len(text.splitlines()) <= 400
     assert ast.get_docstring(ast.parse(text)), "a file starts with one sentence saying what room it is"
 
 
-def test_machine_facts_import_nothing_of_ours_and_nothing_but_the_standard_library():
-    assert imported_rooms(ROOT / "ansible" / "library" / "machine_facts.py") == {"ansible"}
+@pytest.mark.parametrize("file", ANSIBLE, ids=lambda file: str(file.relative_to(ROOT)))
+def test_what_runs_on_a_host_imports_nothing_of_ours(file: Path):
+    assert imported_rooms(file) <= {"ansible"}
+
+
+def test_machine_facts_run_as_one_file_with_nothing_but_the_standard_library(tmp_path: Path):
+    alone = tmp_path / "machine_facts.py"
+    alone.write_bytes((ROOT / "ansible" / "library" / "machine_facts.py").read_bytes())
+    argv = [sys.executable, "-I", "-S", str(alone), "--root", "/"]
+    told = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert json.loads(told.stdout)["schema"] == 1
 
 
 def tracked() -> list[Path]:

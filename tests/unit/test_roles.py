@@ -9,7 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from images.yaml_source import read_yaml
-from recipes.hosts import read_events, read_hosts
+from recipes.hosts import Host, read_events, read_hosts, report
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 ROLES = sorted((ROOT / "ansible/roles").iterdir())
@@ -146,3 +146,19 @@ def test_a_rescued_failure_is_no_failure_and_an_unreachable_host_is_told_from_a_
     assert (found["good"].problem, found["good"].changed) == (None, ["t"])
     assert (found["bad"].problem, found["bad"].reached) == ("t: no space", True)
     assert (found["gone"].problem, found["gone"].reached) == ("t: timed out", False)
+
+
+def test_one_host_that_fails_among_many_is_a_row_with_its_reason_and_the_exit_code_is_one(capsys):
+    good = Host("good", changed=["docker_host: Merge"], diffs=["+\tone\x1b[2J"], kind="cuda")
+    made = [good, Host("bad", problem="engine_image: no space"), Host("gone", reached=False, problem="timed out")]
+    assert report(made, check=False, as_json=False) == 1
+    said = capsys.readouterr().out
+    rows = {
+        line.split()[0]: " ".join(line.split()) for line in said.splitlines() if line[:4] in {"good", "bad ", "gone"}
+    }
+    assert "\x1b" not in said, "a host's file moves no cursor here"
+    assert rows["good"] == "good cuda done 1 not looked at"
+    assert rows["bad"] == "bad failed 0 not looked at engine_image: no space"
+    assert rows["gone"] == "gone could not be reached 0 not looked at timed out"
+    assert report(made[:1], check=False, as_json=False) == 0
+    assert report(made, check=False, as_json=True) == 1

@@ -9,7 +9,7 @@ import pytest
 from images.archive import digest_of, write_archive
 from images.errors import Problem, UsageProblem
 from recipes.load import Loaded, load_recipe
-from recipes.serving import HostImage, host_image, service
+from recipes.serving import HostImage, host_image, platform_of, service
 
 ID = "sha256:" + "a" * 64
 IMAGE = HostImage(ID)
@@ -115,3 +115,10 @@ def test_an_archive_is_known_by_its_ids_before_any_host_is_touched(archive: Path
 def test_an_image_that_no_digest_fixes_is_refused_with_the_ways_to_name_one(text: str | None):
     with pytest.raises(UsageProblem, match=r"NAME@sha256:….*sha256:… of"):
         host_image(text, load_recipe("micro/base"), "linux/amd64")
+
+
+@pytest.mark.parametrize("architecture", ["riscv64", "{{ lookup('pipe', 'id') }}", ""])
+def test_a_host_of_an_architecture_that_no_image_is_made_for_is_refused_and_its_words_go_no_further(architecture: str):
+    with pytest.raises(UsageProblem, match="wanted x86_64 or aarch64") as refused:
+        platform_of({"architecture": architecture})
+    assert repr(architecture) in str(refused.value)

@@ -31,7 +31,7 @@ class AsyncEngineArgs:
         drafts = args.speculative_config
         return SimpleNamespace(
             scheduler_config=SimpleNamespace(
-                async_scheduling=values["async_scheduling"], max_num_seqs=args.max_num_seqs
+                async_scheduling=values["async_scheduling"], max_num_seqs=args.max_num_seqs or 256
             ),
             model_config=SimpleNamespace(dtype=args.dtype, enforce_eager=bool(args.enforce_eager)),
             cache_config=SimpleNamespace(
