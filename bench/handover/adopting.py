@@ -115,6 +115,7 @@ def _proof_findings(found: Candidate) -> list[Finding]:
         raise BundleProblem(f"results/{hidden[0]} is in the bundle, and bundle.json doesn't name it")
     for run in info.runs:
         rows.append(_run_finding(folder / "results" / run.name, run.state, run.machine, info.recipe))
+    rows += [Finding("ladder", None, f"{name}: carried whole, not judged again here") for name in info.ladders]
     try:
         mine = items_of(found.loaded.recipe)
     except Problem as problem:

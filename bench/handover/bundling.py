@@ -64,6 +64,8 @@ def write(wanted: Wanted) -> Written:
     key = secret_key(wanted.key) if wanted.key else None
     runs = chosen_runs(recipe, list(wanted.runs), wanted.with_results)
     ladders = published_ladders(recipe) if wanted.with_results else []
+    if wanted.with_results and not runs and not ladders:
+        raise UsageProblem(f"results/ has no run of {recipe.id} as it is now, and no ladder: name a run with --run RUN")
     as_folder = wanted.out.endswith("/")
     if not as_folder and Path(wanted.out).is_dir():
         raise UsageProblem(f"{wanted.out} is a folder: name a file in it, or {wanted.out}/NAME/ for a folder")
