@@ -115,7 +115,7 @@ def _proof_findings(found: Candidate) -> list[Finding]:
         raise BundleProblem(f"results/{hidden[0]} is in the bundle, and bundle.json doesn't name it")
     for run in info.runs:
         rows.append(_run_finding(folder / "results" / run.name, run.state, run.machine, info.recipe))
-    rows += [Finding("ladder", None, f"{name}: carried whole, not judged again here") for name in info.ladders]
+    rows += [ladder_finding(folder / "results" / name) for name in info.ladders]
     try:
         mine = items_of(found.loaded.recipe)
     except Problem as problem:
@@ -126,6 +126,22 @@ def _proof_findings(found: Candidate) -> list[Finding]:
         said = "the items asked here are the bundle's" if same else "this version asks other items than the bundle's"
         rows.append(Finding(f"quality {suite}", same, said))
     return rows
+
+
+def ladder_finding(ladder: Path) -> Finding:
+    """Whether every run of a carried ladder can be read, and is what was sealed; its table isn't judged again."""
+    runs, wrong = sorted(file.parent for file in ladder.glob("runs/*/recipe.yaml")), []
+    for run in runs:
+        try:
+            faults = read_evidence(run).seal_faults
+        except Problem as problem:
+            faults = [str(problem)]
+        wrong += [f"{run.name}: {faults[0]}"] if faults else []
+    if wrong:
+        return Finding(
+            "ladder", False, f"{ladder.name}: {len(wrong)} of {len(runs)} runs are not whole: {wrong[0][:200]}"
+        )
+    return Finding("ladder", True if runs else None, f"{ladder.name}: {len(runs)} runs, each as it was sealed")
 
 
 def _run_finding(run: Path, told: str, machine: str, recipe: str) -> Finding:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.handover.adopting import Taken, take
+from bench.handover.adopting import Taken, ladder_finding, take
 from bench.handover.bundling import Wanted, write
 from bench.handover.comparing import compare_runs
 from bench.handover.moving import pull_from, push_to
@@ -22,6 +22,7 @@ from recipes.bundle.sign import public_text, secret_key
 from recipes.bundle.source import Choice
 from recipes.load import LIBRARY, load_recipe
 from tests.bundles import BASE, files_of, test_key, tiny_bundle, tree
+from tests.runs import recipe, write_run
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 RUN = next((ROOT / "results/cpu-x86-64/micro").glob("*-micro-mtp1-fd4865"))
@@ -222,6 +223,15 @@ def test_the_newest_ladder_of_each_machine_is_carried(tmp_path):
     (tmp_path / "gb300/other/ladder-2/ladder.json").write_text("{}")
     found = published_ladders(load_recipe("micro").recipe, tmp_path)
     assert [name for name, _ in found] == ["gb300-ladder-1", "h200-sxm-ladder-20260201T000000Z"]
+
+
+def test_a_ladder_whose_runs_are_not_what_was_sealed_is_told(tmp_path):
+    for name in ("a", "b"):
+        write_run(tmp_path / "ladder" / "runs" / name, recipe())
+    assert ladder_finding(tmp_path / "ladder").ok is True
+    (tmp_path / "ladder/runs/b/machine.json").write_text('{"slug": "faster"}')
+    found = ladder_finding(tmp_path / "ladder")
+    assert found.ok is False and "1 of 2 runs are not whole: b: machine.json was changed" in found.found
 
 
 def test_the_guide_names_every_rule_that_is_checked():
