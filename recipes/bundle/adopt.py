@@ -2,12 +2,11 @@
 
 import json
 import os
-import re
 import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +18,7 @@ from images.errors import BundleProblem, Problem, UsageProblem
 from images.staging import disk
 from images.yaml_source import shown
 from recipes.adopted import BUNDLE, LABEL, RECORD, SITE, Adopted, Site, adopted, adopted_root, read_adopted
+from recipes.bundle.code import code_in
 from recipes.bundle.fits import Finding, engine_findings, machine_findings
 from recipes.bundle.layout import CLAIMS, LOCK, SUMS
 from recipes.bundle.read import Bundle, Limits, Progress, unpacked
@@ -27,15 +27,9 @@ from recipes.load import LADDER_FILE, Loaded, changes, load_recipe
 from recipes.lock import as_text, locked_recipe, read_lock
 from recipes.model_files import differing_files, observed_files
 from recipes.rules import TABLE_VERSION, broken_rules
-from recipes.schema import Claim, Model, Recipe
+from recipes.schema import Claim, Model
 from recipes.serving import platform_of
 
-# What the engine reads of a model without running any of it. Pickles (.bin, .pt) and code are not among them.
-MODEL_SUFFIXES = frozenset({".safetensors", ".json", ".jsonl", ".txt", ".model", ".md", ".tiktoken"})
-# Flags by which an engine loads code that a recipe, or a model, brings or names.
-CODE_FLAGS = re.compile(
-    r"trust-remote-code|.*-plugin|middleware|.*worker-(extension-)?cls|.*logits-processors?|code-.*"
-)
 STAGING, STALE_S = ".staging-", 86_400
 SITE_HEAD = """\
 # What this machine says of {recipe}, adopted as {label}. The bundle beside it is never edited.
@@ -95,6 +89,11 @@ def candidate(
             trusted = wishes.public_key is not None
             found = Candidate(bundle, loaded, label, source, trusted, findings, wishes.site, _already(label, bundle))
             yield found
+    except Problem as problem:  # the folder that it names is gone in a moment; inside the bundle the name stays
+        said = str(problem).replace(f"{shown(staging / BUNDLE)}/", "")
+        if said == str(problem):
+            raise
+        raise BundleProblem(f"{source}: {said}") from None
     finally:
         shutil.rmtree(staging, ignore_errors=True)
 
@@ -216,13 +215,6 @@ def _refuse_code(bundle: Bundle, loaded: Loaded, wishes: Wishes) -> None:
             "the bundle carries compiled kernels, which nothing here can check and the engine would run. If you trust "
             "who made them: --allow-code; else --without-engine"
         )
-
-
-def code_in(recipe: Recipe, model_files: Iterable[str]) -> list[str]:
-    """What makes an engine run code that comes with a recipe: flags, and files of the model by their names."""
-    flags = sorted(name for name in recipe.engine.flags if CODE_FLAGS.fullmatch(name))
-    files = sorted(name for name in model_files if Path(name).suffix not in MODEL_SUFFIXES)
-    return [f"--{name}" for name in flags] + files
 
 
 def _said(bundle: Bundle, loaded: Loaded, wishes: Wishes) -> list[Finding]:
