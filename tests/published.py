@@ -10,7 +10,7 @@ from tests.unit.test_readme import README, ROOT, shown
 
 def main() -> None:
     """Write verdict.json of every run under results/, and the README's block and table of boots."""
-    for recipe in sorted((ROOT / "results").glob("*/*/*/recipe.yaml")):
+    for recipe in sorted((ROOT / "results").rglob("recipe.yaml")):
         write_verdict(recipe.parent)
     linked = Path(re.search(r"\[the run\]\((results/[^)]+)\)", README)[1])
     at = README.index("[the run]")

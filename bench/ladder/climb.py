@@ -161,9 +161,8 @@ def _boot(folder: Path, unit: Unit, plan: Plan, journal: Journal, settle: Callab
     if ended.state == "void":
         note(f"Interrupted. What is finished is kept: ./inv ladder --resume {shown(folder)}")
         return False
-    if ended.state == "finished":
-        write_verdict(run)
-    else:
+    write_verdict(run)
+    if ended.state != "finished":
         note(f"✘ {name}, boot {boot}: {ended.cause}")
     journal.ended(ended)
     try:

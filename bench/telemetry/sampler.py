@@ -108,7 +108,8 @@ class Sampler:
         if slow:
             self._look_for_processes(number)
         began = time.monotonic()
-        gpus = [self._ask(gpu, number) for gpu in self._gpus]
+        last = self._ending.is_set()  # then everything is asked, so that what is asked rarely reaches to the end
+        gpus = [self._ask(gpu, number, last) for gpu in self._gpus]
         moment = (began + time.monotonic()) / 2
         states = [(process, host.read_process(process.pid)) for process in self._alive]
         figures = (host.busy_cpu_s(), host.load1(), host.memory_used_b()) if slow else (None, None, None)
@@ -144,10 +145,10 @@ class Sampler:
                         self._alive.append(found)
         self._server_pids = servers if watches_server else None
 
-    def _ask(self, gpu: _Gpu, number: int) -> dict[str, float]:
+    def _ask(self, gpu: _Gpu, number: int, last: bool) -> dict[str, float]:
         values = {}
         for probe in gpu.device.probes:
-            if number % probe.every == 0:
+            if last or number % probe.every == 0:
                 values[probe.array] = self._answer(gpu, probe)
         if number % SLOW == 0:
             values["gpu_process_count"], values["gpu_foreign_count"] = self._holders(gpu)

@@ -145,12 +145,12 @@ def test_a_stale_cdi_spec_is_written_anew_and_a_hand_made_one_is_left_alone(prov
 
 
 def test_caches_of_others_are_named_and_left_as_they_are(provisioned: Machine, front: Front):
-    theirs = "/home/alice/.cache"
+    theirs = "/srv/alice/.cache"
     hold = (
-        f"mkdir -p {theirs}/huggingface/hub && echo 1 >{theirs}/huggingface/hub/blob && chown -R 1234:1234 /home/alice"
+        f"mkdir -p {theirs}/huggingface/hub && echo 1 >{theirs}/huggingface/hub/blob && chown -R 1234:1234 /srv/alice"
     )
     provisioned.run("sh", "-c", hold)
-    before = {path: kind for path, kind in provisioned.state().items() if path.startswith("/home")}
+    before = {path: kind for path, kind in provisioned.state().items() if path.startswith("/srv/alice")}
     said = front("provision", provisioned, "--set", f"station_cache={theirs}/huggingface")
     assert said.code == 1
     assert (
@@ -159,7 +159,7 @@ def test_caches_of_others_are_named_and_left_as_they_are(provisioned: Machine, f
     owner = next(each for each in said.host["findings"] if each["id"] == "cache_owner")
     assert (owner["ok"], owner["found"][:8]) == (False, "uid 1234")
     assert front("provision", provisioned).host["changed"] == []
-    assert {path: kind for path, kind in provisioned.state().items() if path.startswith("/home")} == before
+    assert {path: kind for path, kind in provisioned.state().items() if path.startswith("/srv/alice")} == before
 
 
 def test_a_disk_that_is_nearly_full_is_told_before_a_byte_comes_and_the_next_run_completes(

@@ -63,7 +63,7 @@ def test_every_task_explains_itself(inv, task):
         (["reproduce", "--recpie", "micro"], "No idea what '--recpie' is"),
         (["reproduce", "--boots", "many"], "wants a number"),
         (["verdict"], "run"),
-        (["check"], "either --recipe NAME or --all"),
+        (["check"], "check needs either --recipe NAME"),
         (["check", "--recipe", "micro/bsae"], "did you mean micro/base"),
         (["reproduce", "--recipe", "micro/mtp11"], "did you mean micro/mtp1"),
         (["bench", "--recipe", "micro"], "--url"),

@@ -165,6 +165,16 @@ def _cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+def test_what_is_asked_rarely_is_asked_at_the_end_too_so_that_energy_reaches_over_the_whole_window():
+    """Seen on an H200: the last look at the counter was 0.3 s before the window's end, and the run had no energy."""
+    gpu = ScriptedGpu(gpu_power_w=400.0)
+    gpu.probes += (Probe("gpu_energy_j", lambda: 400.0 * time.monotonic(), every=1000),)
+    telemetry = sampled([gpu], 0.3)
+    told = np.isfinite(telemetry.arrays["gpu_energy_j"][:, 0])
+    assert told[[0, -1]].all() and told.sum() == 2
+    assert energy(telemetry, whole(telemetry), 100.0).j_per_token == pytest.approx(1.2, rel=0.2)
+
+
 def test_without_a_driver_there_is_host_telemetry_and_the_driver_s_own_reason():
     with open_devices(["GPU-none"]) as (devices, reason):
         if devices or not reason.startswith("NVMLError_LibraryNotFound"):
