@@ -13,6 +13,7 @@ SOURCE = "a bundle's tar or folder, docker://HOST/NAME:VERSION of a registry, or
 
 @task(
     iterable=["run", "image"],
+    optional=["with_image"],
     auto_shortflags=False,
     help={
         "recipe": RECIPE,
@@ -21,7 +22,7 @@ SOURCE = "a bundle's tar or folder, docker://HOST/NAME:VERSION of a registry, or
         "with-results": "carry the newest published run of each machine, and the family's ladders",
         "run": "carry this run; may be repeated",
         "with-engine": "carry the engine's wheels, and those of ./inv, so that nothing needs a network",
-        "with-image": "carry the engine's image as an OCI archive: NAME or id in the Docker engine, or docker://…",
+        "with-image": "carry the engine's image, brought and proved first; or NAME or id of one, or docker://…",
         "caches": "compiled kernels to carry: DEVICE of what process runs keep, such as sm_103a, or DEVICE=FOLDER",
         "platform": "of the engine that is carried: linux/amd64 or linux/arm64; default: this machine's",
         "image": "PLATFORM=NAME@sha256:…, the image that lock and rendered files name; may be repeated",
