@@ -35,7 +35,7 @@ class Indexed(Part):
 
     recipe: RecipeId
     version: Version
-    path: str = Field(pattern=NAME.pattern.join("^$"), max_length=240)
+    path: str = Field(pattern=f"^{NAME.pattern}$", max_length=240)
     content: Sha256
     title: ShortText
     status: ShortText
