@@ -189,7 +189,7 @@ def gpus_of(plan: Plan) -> tuple[list[str], str | None]:
     if plan.url and urlsplit(plan.url).hostname not in LOOPBACK:
         return [], "the server is not known to run on this machine"
     try:
-        device = gpu_device(recipe, plan.machine, machine_profile(plan.machine, load_machines()), plan.loaded.site.gpu)
+        device = gpu_device(recipe, plan.machine, machine_profile(plan.machine, load_machines()))
     except UsageProblem as problem:
         return [], str(problem)
     return [device.rpartition("=")[2]], None

@@ -62,14 +62,15 @@ def plan_for(chosen: Loaded, options: Options, machine: dict) -> Plan:
 
     Raises as `gather` does.
     """
-    machine = with_gpu(machine, options.gpu)
+    gpu = options.gpu or chosen.site.gpu
+    machine = with_gpu(machine, gpu)
     loaded = with_options(chosen, options.port, options.boots, options.windows)
     require_rules(loaded)
     require_applies(loaded.recipe, machine)
     profile = machine_profile(machine, load_machines())
     spec = serving_spec(loaded, profile)
-    if options.gpu:
-        spec = replace(spec, env={**spec.env, "CUDA_VISIBLE_DEVICES": options.gpu})
+    if gpu:
+        spec = replace(spec, env={**spec.env, "CUDA_VISIBLE_DEVICES": gpu})
     if options.url is None:
         refuse_taken_port(spec.host, spec.port)
     if options.engine_python:
@@ -78,9 +79,8 @@ def plan_for(chosen: Loaded, options: Options, machine: dict) -> Plan:
         engine = given_engine(loaded.recipe.engine.image, options.engine_python, options.engine_paths)
         return Plan(loaded, engine, spec, machine, options.url, options.load)
     if choose_runtime(loaded, options.runtime) == "process":
-        return Plan(
-            loaded, ensure_engine(loaded.recipe.engine.image, loaded.wheels), spec, machine, options.url, options.load
-        )
+        engine = ensure_engine(loaded.recipe.engine.image, loaded.wheels)
+        return Plan(loaded, engine, spec, machine, options.url, options.load)
     built = ensure_image(loaded)
     box = engine_container(loaded, built, machine, profile)
     return Plan(loaded, built, spec, machine, options.url, options.load, box)
@@ -126,7 +126,7 @@ def ensure_image(loaded: Loaded) -> Built:
 
 def engine_container(loaded: Loaded, built: Built, machine: dict, profile: Machine) -> Container:
     """The container part of a plan: the image, the one GPU, and the site's cache, else a volume of this image alone."""
-    device = gpu_device(loaded.recipe, machine, profile, loaded.site.gpu)
+    device = gpu_device(loaded.recipe, machine, profile)
     volume = f"station-recipes-{built.name}-{built.identity}"
     return container(loaded, built.reference, device, Path(loaded.site.cache) if loaded.site.cache else volume)
 

@@ -44,7 +44,9 @@ def run_shown(
 
 
 @contextmanager
-def piped(argv: Sequence[str], feed: bool = False) -> Iterator[tuple[subprocess.Popen, IO[bytes]]]:
+def piped(
+    argv: Sequence[str], feed: bool = False, env: Mapping[str, str] | None = None
+) -> Iterator[tuple[subprocess.Popen, IO[bytes]]]:
     """Run a command whose output is read as it comes (`process.stdout`), or that is fed (`process.stdin`).
 
     Yields the process and the file with what else it says. It is ended if we leave before it does.
@@ -52,7 +54,7 @@ def piped(argv: Sequence[str], feed: bool = False) -> Iterator[tuple[subprocess.
     echo_command(argv)
     with tempfile.TemporaryFile() as said:
         ends = {"stdin": subprocess.PIPE, "stdout": said} if feed else {"stdin": subprocess.DEVNULL}
-        process = subprocess.Popen(argv, **{"stdout": subprocess.PIPE, **ends}, stderr=said)
+        process = subprocess.Popen(argv, env=env, **{"stdout": subprocess.PIPE, **ends}, stderr=said)
         try:
             yield process, said
         finally:

@@ -84,6 +84,14 @@ class Adopted:
         """bundle.json."""
         return json.loads((self.bundle / "bundle.json").read_text(encoding="utf-8"))
 
+    @cached_property
+    def revision(self) -> str | None:
+        """The commit of the model's repository that was confirmed when the recipe was locked, if it was."""
+        file = self.bundle / "lock.json"
+        if not file.is_file():
+            return None
+        return json.loads(file.read_text(encoding="utf-8"))["model"]["revision"]
+
     def require_unchanged(self) -> None:
         """Raise BundleProblem where a file of the recipe isn't what was adopted any more; big files aren't read.
 
@@ -94,7 +102,8 @@ class Adopted:
             lines = [line.partition("  ") for line in sums.decode().splitlines()]
             digests = {name: digest for digest, _, name in lines}
             changed = hashlib.sha256(sums).hexdigest() != self.record.content
-            for file in sorted(self.library.glob("*/*.yaml")):
+            files = [*sorted(self.library.glob("*/*.yaml")), *self.bundle.glob("lock.json")]
+            for file in files:
                 name = file.relative_to(self.bundle).as_posix()
                 changed = changed or hashlib.sha256(file.read_bytes()).hexdigest() != digests.get(name)
         except (OSError, UnicodeDecodeError):

@@ -108,13 +108,17 @@ def load_recipe(name: str, library: Path = LIBRARY) -> Loaded:
 
 
 def load_adopted(adopted: Adopted) -> Loaded:
-    """Load an adopted recipe, with what its site says.
+    """Load an adopted recipe, with what its site says, at the model's commit that its lock names.
 
     Raises BundleProblem where it was changed since, UsageProblem for a site that can't be.
     """
     adopted.require_unchanged()
     record = adopted.record
     loaded = with_options(_load(record.recipe, adopted.library, chain=()), port=adopted.site.port or 0)
+    model = loaded.recipe.model
+    if model.repo and not model.revision:
+        model = model.model_copy(update={"revision": adopted.revision})
+        loaded = replace(loaded, recipe=loaded.recipe.model_copy(update={"model": model}))
     origin = {"content": record.content, "version": record.version, "signer": record.signer, "label": adopted.label}
     return replace(loaded, site=adopted.site, wheels=adopted.wheels, origin=origin)
 

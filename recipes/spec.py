@@ -9,7 +9,9 @@ from images.errors import UsageProblem
 from recipes.load import Loaded
 from recipes.schema import FlagValue, Machine
 
-IMAGE = re.compile(r"[a-z0-9][a-z0-9._/-]*(?::[A-Za-z0-9_][A-Za-z0-9_.-]*)?@sha256:[0-9a-f]{64}")
+IMAGE = re.compile(
+    r"(?:[a-z0-9][a-z0-9.-]*:[0-9]{1,5}/)?[a-z0-9][a-z0-9._/-]*(?::[A-Za-z0-9_][A-Za-z0-9_.-]*)?@sha256:[0-9a-f]{64}"
+)
 IMAGE_ID = re.compile(r"sha256:[0-9a-f]{64}")
 # Every engine we start stays offline and tells nobody anything.
 FIXED_ENV = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}

@@ -13,7 +13,6 @@ from bench.runfolder import seal_faults
 from bench.verdict import judge
 from images.console import emit_json, note, out, stage, table
 from images.errors import BundleProblem, Problem
-from images.index import cache_root
 from images.registry import Wire
 from images.staging import disk
 from images.transport import load_image
@@ -21,7 +20,7 @@ from images.validate import validate
 from images.yaml_source import Mark, shown
 from recipes.adopted import Adopted, Site
 from recipes.bundle.adopt import Candidate, Wishes, candidate, keep, would_change
-from recipes.bundle.carry import ARCHIVE, place_caches
+from recipes.bundle.carry import ARCHIVE, own_kernels, place_caches
 from recipes.bundle.fits import Finding, preflight_findings
 from recipes.bundle.layout import GB
 from recipes.bundle.read import Limits
@@ -94,14 +93,14 @@ def _keep(found: Candidate, asked: Taken, facts: dict) -> Adopted:
 
 
 def _place_kernels(kept: Adopted, found: Candidate, facts: dict) -> None:
-    """Put carried kernels where the engine looks: the site's cache folder, or for a process vLLM's own cache."""
+    """Put carried kernels where the engine looks: in containers the site's cache folder, else the engine's own."""
     contained = choose_runtime(found.loaded, None) == "docker"
     if contained and not kept.site.cache:
         note("The kernels it carries were not put anywhere: name the engine's cache folder with --cache.")
         return
-    into = Path(kept.site.cache) if kept.site.cache else cache_root()
+    into = Path(kept.site.cache) if contained else own_kernels(found.loaded)
     uid = found.loaded.recipe.runtime.user if contained else os.geteuid()
-    with disk(into.parent):
+    with disk(into):
         count = place_caches(kept.bundle, found.bundle.info.caches, into, uid, facts)
     note(f"{count} files of compiled kernels were put into {shown(into)}.")
 
@@ -116,6 +115,7 @@ def _proof_findings(found: Candidate) -> list[Finding]:
         raise BundleProblem(f"results/{hidden[0]} is in the bundle, and bundle.json doesn't name it")
     for run in info.runs:
         rows.append(_run_finding(folder / "results" / run.name, run.state, run.machine, info.recipe))
+    rows += [ladder_finding(folder / "results" / name) for name in info.ladders]
     try:
         mine = items_of(found.loaded.recipe)
     except Problem as problem:
@@ -126,6 +126,22 @@ def _proof_findings(found: Candidate) -> list[Finding]:
         said = "the items asked here are the bundle's" if same else "this version asks other items than the bundle's"
         rows.append(Finding(f"quality {suite}", same, said))
     return rows
+
+
+def ladder_finding(ladder: Path) -> Finding:
+    """Whether every run of a carried ladder can be read, and is what was sealed; its table isn't judged again."""
+    runs, wrong = sorted(file.parent for file in ladder.glob("runs/*/recipe.yaml")), []
+    for run in runs:
+        try:
+            faults = read_evidence(run).seal_faults
+        except Problem as problem:
+            faults = [str(problem)]
+        wrong += [f"{run.name}: {faults[0]}"] if faults else []
+    if wrong:
+        return Finding(
+            "ladder", False, f"{ladder.name}: {len(wrong)} of {len(runs)} runs are not whole: {wrong[0][:200]}"
+        )
+    return Finding("ladder", True if runs else None, f"{ladder.name}: {len(runs)} runs, each as it was sealed")
 
 
 def _run_finding(run: Path, told: str, machine: str, recipe: str) -> Finding:

@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from bench.handover.runs import chosen_runs, items_of, published_ladders
+from bench.plan import ensure_image
 from images.console import emit_json, out, stage, table
 from images.errors import UsageProblem
 from recipes.bundle.carry import carried_engine
@@ -24,7 +25,7 @@ class Wanted:
     with_results: bool = False
     runs: tuple[str, ...] = ()
     with_engine: bool = False
-    archive: str | None = None
+    archive: str | bool | None = None  # an image's name, or True for the recipe's own
     caches: str | None = None
     platform: str | None = None
     images: tuple[str, ...] = ()
@@ -64,10 +65,13 @@ def write(wanted: Wanted) -> Written:
     key = secret_key(wanted.key) if wanted.key else None
     runs = chosen_runs(recipe, list(wanted.runs), wanted.with_results)
     ladders = published_ladders(recipe) if wanted.with_results else []
+    if wanted.with_results and not runs and not ladders:
+        raise UsageProblem(f"results/ has no run of {recipe.id} as it is now, and no ladder: name a run with --run RUN")
     as_folder = wanted.out.endswith("/")
     if not as_folder and Path(wanted.out).is_dir():
         raise UsageProblem(f"{wanted.out} is a folder: name a file in it, or {wanted.out}/NAME/ for a folder")
-    with carried_engine(loaded, wanted.with_engine, wanted.archive, wanted.caches, wanted.platform) as engine:
+    archive = ensure_image(loaded).reference if wanted.archive is True else wanted.archive
+    with carried_engine(loaded, wanted.with_engine, archive, wanted.caches, wanted.platform) as engine:
         carried = replace(engine, runs=tuple(runs), ladders=tuple(ladders), quality=items_of(recipe))
         signer = public_text(key) if key else None
         entries, info = bundle_entries(loaded, wanted.version, images, wanted.revision, carried, signer)

@@ -13,7 +13,7 @@ from bench.statistics import BOOTS_FOR_INTERVAL
 from bench.verdict import judge
 from images.console import emit_json, out, table
 from images.errors import Problem
-from recipes.bundle.adopt import code_in
+from recipes.bundle.code import code_in
 from recipes.bundle.read import Limits, unpacked
 from recipes.bundle.write import Carried, Written, bundle_entries, write_bundle
 from recipes.load import Loaded, load_recipe

@@ -80,18 +80,13 @@ def published_ladders(recipe: Recipe, results: Path = RESULTS) -> list[tuple[str
 
 
 def chosen_runs(recipe: Recipe, runs: list[str], with_results: bool) -> list[tuple[CarriedRun, Path]]:
-    """The runs a person named, else with `with_results` the published ones.
+    """The runs a person named, else with `with_results` the published ones; none where none was published.
 
-    Raises UsageProblem where none was published.
+    Raises UsageProblem for a run that was named twice, BundleProblem for one that can't be carried.
     """
     if runs:
         named = [carried_run(Path(run), recipe) for run in runs]
         if len({found.name for found, _ in named}) != len(named):
             raise UsageProblem("a run was named twice")
         return sorted(named, key=lambda pair: pair[0].name)
-    if not with_results:
-        return []
-    found = published_runs(recipe)
-    if not found:
-        raise UsageProblem(f"results/ has no run of {recipe.id} as it is now: name one with --run RUN")
-    return found
+    return published_runs(recipe) if with_results else []

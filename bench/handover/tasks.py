@@ -13,6 +13,8 @@ SOURCE = "a bundle's tar or folder, docker://HOST/NAME:VERSION of a registry, or
 
 @task(
     iterable=["run", "image"],
+    optional=["with_image"],
+    auto_shortflags=False,
     help={
         "recipe": RECIPE,
         "out": "file to write, such as micro.tar; a name that ends in / is written as a folder",
@@ -20,8 +22,8 @@ SOURCE = "a bundle's tar or folder, docker://HOST/NAME:VERSION of a registry, or
         "with-results": "carry the newest published run of each machine, and the family's ladders",
         "run": "carry this run; may be repeated",
         "with-engine": "carry the engine's wheels, and those of ./inv, so that nothing needs a network",
-        "with-image": "carry the engine's image as an OCI archive: NAME or id in the Docker engine, or docker://…",
-        "caches": "compiled kernels to carry, DEVICE=FOLDER, such as sm_103a=/var/lib/station-recipes/cache",
+        "with-image": "carry the engine's image, brought and proved first; or NAME or id of one, or docker://…",
+        "caches": "compiled kernels to carry: DEVICE of what process runs keep, such as sm_103a, or DEVICE=FOLDER",
         "platform": "of the engine that is carried: linux/amd64 or linux/arm64; default: this machine's",
         "image": "PLATFORM=NAME@sha256:…, the image that lock and rendered files name; may be repeated",
         "model-revision": "the full commit of the model's repository, confirmed by you",
@@ -70,6 +72,7 @@ def bundle(
 @task(
     positional=["source"],
     iterable=["mirror"],
+    auto_shortflags=False,
     help={
         "source": SOURCE,
         "recipe": "of a repository with several bundles, the one to take",
@@ -224,7 +227,7 @@ def check(_c, recipe=None, all=False, publish=False, schema=False, json=False): 
         write_schema()
         return
     if bool(recipe) == all or (publish and all):
-        raise UsageProblem("check needs either --recipe NAME (and with it --publish) or --all")
+        raise UsageProblem("check needs either --recipe NAME or --all; --publish goes with --recipe")
     if publish:
         from bench.handover.publish import check_publish
 

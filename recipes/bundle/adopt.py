@@ -2,39 +2,34 @@
 
 import json
 import os
-import re
 import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import yaml
+from pydantic import ValidationError
 
 from images.errors import BundleProblem, Problem, UsageProblem
 from images.staging import disk
 from images.yaml_source import shown
 from recipes.adopted import BUNDLE, LABEL, RECORD, SITE, Adopted, Site, adopted, adopted_root, read_adopted
+from recipes.bundle.code import code_in
 from recipes.bundle.fits import Finding, engine_findings, machine_findings
 from recipes.bundle.layout import CLAIMS, LOCK, SUMS
 from recipes.bundle.read import Bundle, Limits, Progress, unpacked
 from recipes.bundle.write import rendered
-from recipes.load import LADDER_FILE, Loaded, as_data, changes, load_recipe
-from recipes.lock import as_text, read_lock
+from recipes.load import LADDER_FILE, Loaded, changes, load_recipe
+from recipes.lock import as_text, locked_recipe, read_lock
 from recipes.model_files import differing_files, observed_files
 from recipes.rules import TABLE_VERSION, broken_rules
-from recipes.schema import Recipe
+from recipes.schema import Claim, Model
 from recipes.serving import platform_of
 
-# What the engine reads of a model without running any of it. Pickles (.bin, .pt) and code are not among them.
-MODEL_SUFFIXES = frozenset({".safetensors", ".json", ".jsonl", ".txt", ".model", ".md", ".tiktoken"})
-# Flags by which an engine loads code that a recipe, or a model, brings or names.
-CODE_FLAGS = re.compile(
-    r"trust-remote-code|.*-plugin|middleware|.*worker-(extension-)?cls|.*logits-processors?|code-.*"
-)
 STAGING, STALE_S = ".staging-", 86_400
 SITE_HEAD = """\
 # What this machine says of {recipe}, adopted as {label}. The bundle beside it is never edited.
@@ -94,6 +89,11 @@ def candidate(
             trusted = wishes.public_key is not None
             found = Candidate(bundle, loaded, label, source, trusted, findings, wishes.site, _already(label, bundle))
             yield found
+    except Problem as problem:  # the folder that it names is gone in a moment; inside the bundle the name stays
+        said = str(problem).replace(f"{shown(staging / BUNDLE)}/", "")
+        if said == str(problem):
+            raise
+        raise BundleProblem(f"{source}: {said}") from None
     finally:
         shutil.rmtree(staging, ignore_errors=True)
 
@@ -138,12 +138,19 @@ def _load(bundle: Bundle) -> Loaded:
         differing = differing_files(loaded.recipe.model.files, observed_files(loaded))
         if differing:
             raise BundleProblem(f"the model isn't the recipe's: {', '.join(differing)} differ")
-    claims = json.dumps(as_data(loaded.recipe)["claims"])
-    if _json_of(bundle, CLAIMS) != json.loads(claims):
+    told = _json_of(bundle, CLAIMS)
+    if not isinstance(told, list) or [_claim(each) for each in told] != loaded.recipe.claims:
         raise BundleProblem(f"{CLAIMS} is not what the recipe claims")
     if info.lock:
         _require_lock(bundle, loaded)
     return loaded
+
+
+def _claim(told: object) -> Claim | None:
+    try:
+        return Claim.model_validate(told)
+    except ValidationError:
+        return None
 
 
 def _json_of(bundle: Bundle, name: str) -> object:
@@ -167,13 +174,22 @@ def _require_only_recipes(bundle: Bundle) -> None:
 
 
 def _require_lock(bundle: Bundle, loaded: Loaded) -> None:
+    """The lock is of this recipe. Compared as recipes, so that keys which are newer than the bundle don't matter."""
     file = bundle.folder / LOCK
-    lock = read_lock(file)
-    data, locked = as_data(loaded.recipe), lock.get("recipe")
-    if isinstance(locked, dict) and isinstance(locked.get("model"), dict):
-        data["model"]["revision"] = locked["model"].get("revision")  # confirmed by a person when it was bundled
-    if locked != json.loads(json.dumps(data)) or as_text(lock) != file.read_text(encoding="utf-8"):
+    locked = locked_recipe(file).recipe
+    model = loaded.recipe.model.model_copy(update={"revision": locked.model.revision})  # confirmed when it was bundled
+    same = locked == loaded.recipe.model_copy(update={"model": model}) and _whole_lock(read_lock(file), model)
+    if not same or as_text(read_lock(file)) != file.read_text(encoding="utf-8"):
         raise BundleProblem(f"{LOCK} is not of the recipe beside it")
+
+
+def _whole_lock(lock: dict, model: Model) -> bool:
+    """Whether the parts of a lock that are read later are there, and say what its recipe says."""
+    engine, told = lock.get("engine"), lock.get("model")
+    images = engine.get("images") if isinstance(engine, dict) else None
+    if not isinstance(told, dict) or not isinstance(images, dict):
+        return False
+    return (told.get("repo"), told.get("revision"), told.get("files")) == (model.repo, model.revision, model.files)
 
 
 def _require_platform(bundle: Bundle, wishes: Wishes, facts: dict) -> None:
@@ -199,13 +215,6 @@ def _refuse_code(bundle: Bundle, loaded: Loaded, wishes: Wishes) -> None:
             "the bundle carries compiled kernels, which nothing here can check and the engine would run. If you trust "
             "who made them: --allow-code; else --without-engine"
         )
-
-
-def code_in(recipe: Recipe, model_files: Iterable[str]) -> list[str]:
-    """What makes an engine run code that comes with a recipe: flags, and files of the model by their names."""
-    flags = sorted(name for name in recipe.engine.flags if CODE_FLAGS.fullmatch(name))
-    files = sorted(name for name in model_files if Path(name).suffix not in MODEL_SUFFIXES)
-    return [f"--{name}" for name in flags] + files
 
 
 def _said(bundle: Bundle, loaded: Loaded, wishes: Wishes) -> list[Finding]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from images.archive import read_archive
 from images.console import note
 from images.declaration import MACHINES, declaration
-from images.engine import engine_identity
+from images.engine import Engine, engine_identity
 from images.errors import UsageProblem
 from images.staging import workspace
 from images.transport import save_image
@@ -21,12 +21,13 @@ from recipes.bundle.layout import CarriedCaches, CarriedImage, CarriedWheels, wh
 from recipes.bundle.write import Carried
 from recipes.load import Loaded
 from recipes.machine import machine_facts
+from recipes.run.jit import FOLDERS, cache_home
 from recipes.serving import platform_of
+from recipes.spec import HOST_CACHE
 
 ARCHIVE = "engine/image.oci.tar"
 LONGEST_NAME = 100  # of the last part of a path, in a plain tar
-# What engines compile and tune, below the one folder that containers have for it; downloads and homes are not kernels.
-KERNELS = ("vllm", "flashinfer", "triton", "inductor", "cuda")
+KERNELS = tuple(FOLDERS.values())  # what engines compile and tune; downloads and homes are not among them
 DEVICE = re.compile(r"cpu|sm_[0-9]{2,3}[a-f]?")
 
 
@@ -88,11 +89,11 @@ def _archive(image: str, folder: Path, platform: str, files: dict[str, Path]) ->
 
 
 def _caches(loaded: Loaded, text: str, platform: str, files: dict[str, Path]) -> tuple[CarriedCaches, ...]:
-    """Compiled kernels as DEVICE=FOLDER: what the engine keeps below the folder, by the names it has in a container."""
-    device, _, name = text.partition("=")
-    folder = Path(name)
-    if not DEVICE.fullmatch(device) or not name:
-        raise UsageProblem(f"--caches {text}: wanted DEVICE=FOLDER, such as sm_103a=/var/lib/station-recipes/cache")
+    """Compiled kernels as DEVICE=FOLDER, or DEVICE for what this machine's engine keeps as a process."""
+    device, given, name = text.partition("=")
+    folder = Path(name) if given else own_kernels(loaded)
+    if not DEVICE.fullmatch(device) or (given and not name):
+        raise UsageProblem(f"--caches {text}: wanted DEVICE or DEVICE=FOLDER, such as sm_103a={HOST_CACHE}")
     if not folder.is_dir():
         raise UsageProblem(f"--caches {text}: there is no folder {shown(folder)}")
     left_out, before = 0, len(files)
@@ -111,6 +112,12 @@ def _caches(loaded: Loaded, text: str, platform: str, files: dict[str, Path]) ->
         )
     engine = loaded.recipe.engine
     return (CarriedCaches(platform=platform, engine=f"{engine.image} {engine.version}", device=device),)
+
+
+def own_kernels(loaded: Loaded) -> Path:
+    """Where the recipe's engine keeps its kernels on this machine when it runs as a process."""
+    engine = loaded.recipe.engine
+    return cache_home(Engine(engine.image, engine.version, Path(), engine_identity(engine.image)))
 
 
 def kernel_device(facts: dict) -> set[str]:

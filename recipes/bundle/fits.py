@@ -10,11 +10,14 @@ from images.errors import Problem, UsageProblem
 from images.registry import Wire, reachable, retention
 from recipes.adopted import Site
 from recipes.bundle.carry import fits_kernels, kernel_device
+from recipes.bundle.layout import LOCK
 from recipes.bundle.read import Bundle
 from recipes.hosts import run_playbook
 from recipes.load import Loaded
+from recipes.lock import read_lock
 from recipes.machine import gpu_device, load_machines, machine_profile, why_not
 from recipes.serving import platform_of
+from recipes.spec import IMAGE
 
 
 @dataclass(frozen=True)
@@ -97,10 +100,16 @@ def _image_findings(loaded: Loaded, bundle: Bundle | None, facts: dict, site: Si
     if bundle and bundle.info.archive:
         return [Finding("image", True, f"{name} for {bundle.info.archive.platform} comes with the bundle")]
     sources = declaration(name).sources
+    locked = _locked_image(bundle, platform) if bundle else None
+    if locked:
+        mirrors = [f"{mirror}@{locked.rpartition('@')[2]}" for mirror in site.mirrors]
+        states = reachable([locked, *mirrors], Wire(plain_http=True))
+        said = f"the lock names {locked}: {retention(states)}"
+        return [Finding("image", any(state.state == "ok" for state in states), said)]
     try:
         references = pull_references(name, platform) if sources.pull else []
         digest = references[0].rpartition("@")[2] if references else None
-        asked = [*(f"{mirror}@{digest}" for mirror in site.mirrors if digest), *references]
+        asked = [*references, *(f"{mirror}@{digest}" for mirror in site.mirrors if digest)]
         states = reachable(asked, Wire(plain_http=True)) if asked else []
     except Problem as problem:
         return [Finding("image", False, str(problem).splitlines()[0])]
@@ -108,6 +117,14 @@ def _image_findings(loaded: Loaded, bundle: Bundle | None, facts: dict, site: Si
         ok = any(state.state == "ok" for state in states)
         return [Finding("image", ok, f"{name} for {platform}: {retention(states)}")]
     return [Finding("image", None, f"{name} for {platform}: built here on first use, from pinned wheels")]
+
+
+def _locked_image(bundle: Bundle, platform: str) -> str | None:
+    """The image of a registry that the bundle's lock names for a platform."""
+    if not bundle.info.lock:
+        return None
+    named = read_lock(bundle.folder / LOCK)["engine"]["images"].get(platform)
+    return named if isinstance(named, str) and IMAGE.fullmatch(named) else None
 
 
 def preflight_findings(loaded: Loaded) -> list[Finding]:

@@ -14,11 +14,12 @@ from typing import Literal
 
 from pydantic import Field, ValidationError
 
-from images.command import run, run_shown, tail
+from images.command import piped, run, run_shown, tail
+from images.console import printable
 from images.errors import BundleProblem, UsageProblem
 from images.staging import disk
 from images.yaml_source import shown
-from recipes.bundle.layout import MAX_SMALL, NAME, Part, ShortText, Version
+from recipes.bundle.layout import MAX_ENTRIES, MAX_SMALL, NAME, Part, ShortText, Version, why_bad_name
 from recipes.bundle.read import Limits, unpacked
 from recipes.schema import RecipeId, Sha256
 
@@ -34,7 +35,7 @@ class Indexed(Part):
 
     recipe: RecipeId
     version: Version
-    path: str = Field(pattern=NAME.pattern.join("^$"), max_length=240)
+    path: str = Field(pattern=f"^{NAME.pattern}$", max_length=240)
     content: Sha256
     title: ShortText
     status: ShortText
@@ -78,7 +79,7 @@ def clone(url: str, folder: Path, ref: str | None) -> Repository:
     url = str(Path(url).absolute()) if "://" not in url and Path(url).exists() else url
     argv += ["--", f"file://{url}" if url.startswith("/") else url, str(target)]
     if run_shown(argv, f"Cloning {url}", log, env=_quiet()) != 0:
-        raise BundleProblem(f"{tail(log, 3)}\n{url} can't be cloned: git's own words are above")
+        raise BundleProblem(f"{printable(tail(log, 3))}\n{url} can't be cloned: git's own words are above")
     answer = run(["git", "-C", str(target), "rev-parse", "--verify", "HEAD^{commit}"], env=_quiet())
     if answer.returncode != 0:
         raise BundleProblem(f"{url} is empty: it has no commit")
@@ -149,8 +150,9 @@ def bundle_of_git(
             if total > limits.total_bytes:
                 raise BundleProblem(f"{url}: {wanted.path} has more than {limits.total_bytes / 1e9:g} GB: --max-gb")
             below = name.removeprefix(f"{wanted.path}/")
-            if not NAME.fullmatch(below):
-                raise BundleProblem(f"{url}: {name[:100]!r} is no name that a bundle's file has")
+            bad = why_bad_name(below)
+            if bad:
+                raise BundleProblem(f"{url}: {bad}")
             data = _blob(repository, name, size)
             if data.startswith(POINTER):
                 raise BundleProblem(f"{url}: {name} is only a pointer of Git LFS; get the bundle another way")
@@ -164,9 +166,14 @@ def bundle_of_git(
 def _tree(repository: Repository, path: str) -> list[tuple[str, str, int]]:
     """Mode, name and size of every entry below a path of the commit."""
     argv = ["git", "-C", str(repository.folder), "ls-tree", "-r", "-z", "--long", repository.commit, "--", f"{path}/"]
-    answer = run(argv, env=_quiet(), text=False)
+    told = bytearray()
+    with piped(argv, env=_quiet()) as (process, _):
+        while data := process.stdout.read(1 << 16):  # a few small trees can name millions of files: stop in time
+            told += data
+            if told.count(0) > MAX_ENTRIES:
+                raise BundleProblem(f"{repository.url}: {path} has more than {MAX_ENTRIES} files")
     rows = []
-    for line in answer.stdout.split(b"\0")[:-1]:
+    for line in bytes(told).split(b"\0")[:-1]:
         head, _, name = line.partition(b"\t")
         mode, _, _, size = head.decode().split()
         rows.append((mode, name.decode("utf-8", errors="replace"), int(size) if size.isdigit() else 0))

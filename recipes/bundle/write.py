@@ -112,7 +112,7 @@ def bundle_entries(
     for run, folder in carried.runs:
         entries += _folder(folder, f"results/{run.name}")
     for name, folder in carried.ladders:
-        entries += _folder(folder, f"results/{name}")
+        entries += [each for each in _folder(folder, f"results/{name}") if not each.name.endswith("/.lock")]
     entries += [Entry(name, file) for name, file in carried.files.items()]
     info = _info(loaded, chain, version, carried, signer).model_copy(
         update={"lock": lock is not None, "why_no_lock": why, "image": image}

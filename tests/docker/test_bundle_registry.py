@@ -8,9 +8,14 @@ import pytest
 
 from images.errors import BundleProblem, ImageProblem, Problem, UsageProblem
 from images.registry import Wire
+from recipes.adopted import Site
+from recipes.bundle.fits import engine_findings
 from recipes.bundle.layout import GB
 from recipes.bundle.oci import ARTIFACT_TYPE, CONFIG_TYPE, LAYER_TYPE, pull_artifact, push_bundle
-from recipes.bundle.read import Limits
+from recipes.bundle.read import Limits, unpacked
+from recipes.bundle.write import Carried, bundle_entries, write_bundle
+from recipes.load import load_recipe
+from recipes.lock import Images
 from tests.bundles import RUNG, tiny_bundle
 
 PLAIN = Wire(plain_http=True)
@@ -116,6 +121,28 @@ def test_plain_http_is_only_for_registries_here_and_silence_is_said(registry, bu
     registry.kill()
     with pytest.raises(ImageProblem, match="nothing answers there"):
         pull_artifact(f"{registry.address}/team/tiny:1", tmp_path / "a.tar", PLAIN, LIMITS)
+
+
+def test_whether_the_image_that_a_lock_names_is_still_to_be_had_is_asked_of_it_and_of_mirrors(
+    registry, bundle, tmp_path
+):
+    there = push_bundle(bundle, f"{registry.address}/team/engine", PLAIN, False, LIMITS)  # any manifest will do
+    loaded = load_recipe("nemotron-3.5-super-vl")
+    facts = {"slug": "x", "architecture": "aarch64", "gpus": [], "pci_gpus": []}
+    for name, mirrors, ok, words in (
+        (f"{registry.address}/team/engine", [], True, "upstream ok"),
+        (f"{registry.address}/team/gone", [], False, "upstream gone"),
+        (f"{registry.address}/team/gone", [f"{registry.address}/team/engine"], True, "upstream gone, mirror ok"),
+    ):
+        images = Images({"linux/arm64": f"{name}@{there.digest}"})
+        entries, info = bundle_entries(loaded, "1", images, "a" * 40, Carried(), None)
+        file = tmp_path / f"{len(words)}{ok}.tar"
+        write_bundle(entries, info, None, file, False)
+        with unpacked(file, tmp_path / file.stem, LIMITS) as read:
+            found = next(
+                each for each in engine_findings(loaded, read, facts, Site(mirrors=mirrors)) if each.id == "image"
+            )
+            assert (found.ok, words in found.found, name in found.found) == (ok, True, True), found
 
 
 def test_the_catalogue_shows_what_a_registry_has_and_adopting_takes_it(registry, bundle, inv, tmp_path):

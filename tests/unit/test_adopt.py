@@ -12,12 +12,14 @@ from images.errors import BundleProblem, Problem, UsageProblem
 from recipes.adopted import Site, adopted_root, find_adopted
 from recipes.bundle.adopt import Candidate, Wishes, candidate, keep
 from recipes.bundle.carry import carried_engine, place_caches
+from recipes.bundle.code import code_in
 from recipes.bundle.layout import CarriedCaches, CarriedWheels
 from recipes.bundle.sign import public_text
-from recipes.bundle.write import Carried
-from recipes.load import load_recipe
+from recipes.bundle.write import Carried, bundle_entries, write_bundle
+from recipes.load import load_recipe, recipe_ids
+from recipes.lock import Images
 from recipes.spec import serving_spec
-from tests.bundles import BASE, RUNG, files_of, forged, test_key, tiny_bundle, tree
+from tests.bundles import BASE, RUNG, files_of, forged, library, test_key, tiny_bundle, tree
 
 FACTS = {"slug": "cpu-x86-64", "architecture": "x86_64", "gpus": [], "pci_gpus": []}
 ARM_WHEELS = CarriedWheels(platform="linux/arm64", python="3.11", identity="0" * 16)
@@ -158,13 +160,45 @@ def test_a_bundle_for_another_architecture_is_refused_and_its_recipe_alone_is_no
         ("tool-parser-plugin: model/plugin.py", "--tool-parser-plugin"),
         ("worker-cls: evil.Worker", "--worker-cls"),
         ("logits-processors: [evil.Logits]", "--logits-processors"),
+        ("scheduler-cls: evil.Scheduler", "--scheduler-cls"),
+        ("kv-transfer-config: {kv_connector_module_path: evil}", "--kv-transfer-config"),
+        ("compilation-config: {inductor_passes: {x: evil.run}}", "--compilation-config"),
+        ("speculative-config: {model: model/draft}", "--speculative-config"),
+        ("load-format: pt", "--load-format"),
+        ("tokenizer: elsewhere/x", "--tokenizer"),
     ],
 )
 def test_a_recipe_that_makes_the_engine_run_its_code_needs_to_be_allowed(tmp_path, flag, named):
-    bundle = tiny_bundle(tmp_path, base=BASE.replace("enforce-eager: true", f"enforce-eager: true\n    {flag}"))
+    escaped = flag.replace("{", "{{").replace("}", "}}")
+    bundle = tiny_bundle(tmp_path, base=BASE.replace("enforce-eager: true", f"enforce-eager: true\n    {escaped}"))
     said = refusal(bundle)
     assert named in said and "--allow-code" in said
     assert adopt(bundle, allow_code=True)
+
+
+@pytest.mark.parametrize(
+    "variable",
+    [
+        "LD_AUDIT: x.json",
+        "PYTHONUSERBASE: x",
+        "CC: evil",
+        "VLLM_PLUGINS: evil",
+        "CUDA_INJECTION64_PATH: x",
+        "VLLM_CACHE_ROOT: x",
+        "TRITON_CACHE_DIR: x",
+        "VLLM_ALLOW_INSECURE_SERIALIZATION: '1'",
+        "OMP_TOOL_LIBRARIES: /x",
+    ],
+)
+def test_a_variable_that_could_name_code_needs_to_be_allowed(tmp_path, variable):
+    text = BASE.replace('OMP_NUM_THREADS: "1"', f'OMP_NUM_THREADS: "1"\n    {variable}')
+    assert f"{variable.split(':')[0]}=" in refusal(tiny_bundle(tmp_path, base=text))
+
+
+def test_no_recipe_of_the_library_needs_to_be_allowed():
+    for name in recipe_ids():
+        recipe = load_recipe(name).recipe
+        assert code_in(recipe, recipe.model.files) == [], name
 
 
 @pytest.mark.parametrize("name", ["modeling_x.py", "pytorch_model.bin", "weights.pt", "kernel.so", "noext"])
@@ -195,7 +229,8 @@ RECIPE = "recipes/tiny/more.yaml"
     ],
 )
 def test_a_recipe_that_lies_or_hides_something_is_refused(tmp_path, text, why):
-    assert why in refusal(forged(tmp_path, {RECIPE: text.encode()}))
+    said = refusal(forged(tmp_path, {RECIPE: text.encode()}))
+    assert why in said and ".staging" not in said
     assert not Path("/pwned").exists()
 
 
@@ -253,6 +288,50 @@ def test_a_models_file_that_is_missing_or_another_is_refused(tmp_path):
     assert "model.safetensors differ" in refusal(forged(tmp_path, {name: b"other weights"}))
     (tmp_path / "m").mkdir()
     assert "model.safetensors differ" in refusal(forged(tmp_path / "m", {name: None}))
+
+
+def test_the_golden_bundle_of_every_schema_is_still_adopted():
+    golden = sorted((Path(__file__).parent.parent / "fixtures" / "bundles").glob("schema-*.tar"))
+    assert golden
+    for bundle in golden:
+        kept = adopt(bundle, public_key=public_text(test_key()))
+        assert load_recipe(kept.reference).recipe.id == "tiny/more"
+
+
+HUB = BASE.replace("  path: model\n", "  repo: team/tiny\n").replace("  files:\n{files}\n", "")
+
+
+def test_a_models_commit_that_was_confirmed_when_it_was_bundled_is_the_one_that_is_served(tmp_path):
+    commit = "a" * 40
+    loaded = load_recipe("tiny", library(tmp_path / "hub", base=HUB))
+    entries, info = bundle_entries(loaded, "1", Images({}), commit, Carried(), None)
+    write_bundle(entries, info, None, tmp_path / "hub.tar", False)
+    assert info.model == "named" and info.lock
+    kept = adopt(tmp_path / "hub.tar")
+    assert load_recipe(kept.reference).recipe.model.revision == commit
+    lock = kept.bundle / "lock.json"
+    lock.write_text(lock.read_text().replace(commit, "b" * 40))
+    with pytest.raises(BundleProblem, match="was changed since it was adopted"):
+        load_recipe(kept.reference)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("engine", {}), ("engine", []), ("model", None), ("model", {"revision": "x"})]
+)
+def test_a_lock_that_is_not_whole_is_refused(tmp_path, key, value):
+    lock = json.loads(files_of(tiny_bundle(tmp_path))["lock.json"])
+    lock[key] = value
+    text = json.dumps(lock, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+    (tmp_path / "f").mkdir()
+    assert "lock.json is not of the recipe" in refusal(forged(tmp_path / "f", {"lock.json": text.encode()}))
+
+
+def test_a_lock_from_before_a_key_was_known_is_of_the_recipe_all_the_same(tmp_path):
+    lock = json.loads(files_of(tiny_bundle(tmp_path))["lock.json"])
+    del lock["recipe"]["choices"], lock["recipe"]["engine"]["substitutes"], lock["recipe"]["status"]
+    text = json.dumps(lock, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+    (tmp_path / "f").mkdir()
+    assert adopt(forged(tmp_path / "f", {"lock.json": text.encode()}))
 
 
 def test_looking_at_a_bundle_keeps_nothing(tmp_path):

@@ -130,6 +130,28 @@ def test_what_a_repository_may_not_hold_is_refused_with_its_reason(repository, t
         fetched(repository, tmp_path / "f")
 
 
+def test_a_few_trees_that_name_millions_of_files_are_not_listed_whole(repository, tmp_path):
+    blob = git(repository, "rev-parse", "HEAD:index.json").strip()
+    tree_id = _tree_of(repository, [("100644", "blob", blob, f"f{n}") for n in range(20)])
+    for _ in range(5):  # 20 to the power of 6: 64 million files in six small trees
+        tree_id = _tree_of(repository, [("040000", "tree", tree_id, f"d{n}") for n in range(20)])
+    index = git(repository, "rev-parse", "HEAD:index.json").strip()
+    for name in reversed(["bundles", "tiny", "more", "1"]):
+        tree_id = _tree_of(repository, [("040000", "tree", tree_id, name)])
+    inner = git(repository, "rev-parse", f"{tree_id}:bundles").strip()
+    top = _tree_of(repository, [("040000", "tree", inner, "bundles"), ("100644", "blob", index, "index.json")])
+    commit_id = git(repository, "commit-tree", top, "-m", "bomb").strip()
+    git(repository, "update-ref", "HEAD", commit_id)
+    with pytest.raises(BundleProblem, match="more than 20000 files"):
+        fetched(repository, tmp_path / "f")
+
+
+def _tree_of(repository: Path, entries: list[tuple[str, str, str, str]]) -> str:
+    lines = "".join(f"{mode} {kind} {each}\t{name}\n" for mode, kind, each, name in entries)
+    argv = ["git", "-C", str(repository), "mktree"]
+    return subprocess.run(argv, input=lines, capture_output=True, text=True, check=True).stdout.strip()
+
+
 @pytest.mark.parametrize(
     "change",
     [

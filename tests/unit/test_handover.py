@@ -10,17 +10,19 @@ from pathlib import Path
 
 import pytest
 
-from bench.handover.adopting import Taken, take
+from bench.handover.adopting import Taken, ladder_finding, take
 from bench.handover.bundling import Wanted, write
 from bench.handover.comparing import compare_runs
 from bench.handover.moving import pull_from, push_to
 from bench.handover.publish import RULES
+from bench.handover.runs import published_ladders
 from images.errors import BundleProblem, Problem
 from images.registry import Wire
 from recipes.bundle.sign import public_text, secret_key
 from recipes.bundle.source import Choice
-from recipes.load import LIBRARY
+from recipes.load import LIBRARY, load_recipe
 from tests.bundles import BASE, files_of, test_key, tiny_bundle, tree
+from tests.runs import recipe, write_run
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 RUN = next((ROOT / "results/cpu-x86-64/micro").glob("*-micro-mtp1-fd4865"))
@@ -146,7 +148,7 @@ WRONG = [
     (bundling(recipe="micro/async-scheduling", with_results=True), "results/ has no run of micro/async-scheduling"),
     (bundling(recipe="nemotron-h-synthetic", with_engine=True), "runs in a container only: carry its image"),
     (bundling(with_engine=True, platform="linux/riscv64"), "--platform linux/riscv64"),
-    (bundling(caches="/nowhere"), "wanted DEVICE=FOLDER"),
+    (bundling(caches="/nowhere"), "wanted DEVICE or DEVICE=FOLDER"),
     (bundling(caches="cpu=/nowhere"), "there is no folder /nowhere"),
     (adopting("/nowhere"), "there is no such file or folder"),
     (adopting("https://x/y"), "wanted a tar, a folder, docker://HOST/NAME:VERSION, or git+URL"),
@@ -172,7 +174,7 @@ def test_wrong_usage_is_one_clear_error_and_writes_nothing(tmp_path, monkeypatch
 
 
 def test_wrong_usage_ends_with_two_and_no_traceback(inv, tmp_path):
-    for arguments in (["bundle", "--recipe", "micro"], ["push", "x"], ["pull", "x"], ["check", "--publish"]):
+    for arguments in (["bundle", "--recipe", "micro"], ["check", "--publish"]):
         answer = inv(*arguments, STATION_RECIPES_STATE=str(tmp_path))
         assert answer.returncode == 2 and "needs" in answer.stderr and "Traceback" not in answer.stderr
 
@@ -207,6 +209,29 @@ def test_what_micro_needs_to_be_published_is_there_and_what_lacks_is_named(inv):
     assert {rule["id"] for rule in good["rules"] if rule["ok"] is False} == set()
     lacks = inv("check", "--publish", "--recipe", "nemotron-3.5-super-vl")
     assert lacks.returncode == 2 and "is not confirmed (model.revision)" in lacks.stdout
+
+
+def test_the_newest_ladder_of_each_machine_is_carried(tmp_path):
+    for name in (
+        "h200-sxm/micro/ladder-20260101T000000Z",
+        "h200-sxm/micro/ladder-20260201T000000Z",
+        "gb300/micro/ladder-1",
+    ):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "ladder.json").write_text("{}")
+    (tmp_path / "gb300/other/ladder-2").mkdir(parents=True)
+    (tmp_path / "gb300/other/ladder-2/ladder.json").write_text("{}")
+    found = published_ladders(load_recipe("micro").recipe, tmp_path)
+    assert [name for name, _ in found] == ["gb300-ladder-1", "h200-sxm-ladder-20260201T000000Z"]
+
+
+def test_a_ladder_whose_runs_are_not_what_was_sealed_is_told(tmp_path):
+    for name in ("a", "b"):
+        write_run(tmp_path / "ladder" / "runs" / name, recipe())
+    assert ladder_finding(tmp_path / "ladder").ok is True
+    (tmp_path / "ladder/runs/b/machine.json").write_text('{"slug": "faster"}')
+    found = ladder_finding(tmp_path / "ladder")
+    assert found.ok is False and "1 of 2 runs are not whole: b: machine.json was changed" in found.found
 
 
 def test_the_guide_names_every_rule_that_is_checked():
