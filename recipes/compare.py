@@ -46,7 +46,7 @@ def overridden(flags: dict, resolved: dict) -> list[str]:
     return [
         f"{name}: declared {json.dumps(value)}, the engine makes it {json.dumps(resolved[key])}"
         for key, (name, value) in sorted(wanted.items())
-        if resolved.get(key) is not None and resolved[key] != value
+        if resolved.get(key) is not None and resolved[key] != value and value != "auto"
     ]
 
 

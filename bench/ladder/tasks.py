@@ -122,6 +122,11 @@ def _resumed(folder: Path, boots: int, only: list[str] | None):
     unknown = [name for name in only or [] if name not in before.rungs]
     if unknown:
         raise UsageProblem(f"--rungs {unknown[0]}: this ladder has {', '.join(before.rungs)}")
+    if boots and boots < before.boots:
+        raise UsageProblem(
+            f"--boots {boots}: this ladder was begun with {before.boots} a rung, and isn't cut short once figures are "
+            "known: Ctrl-C ends it, and its table says what is left"
+        )
     setting = read_setting(folder, {"boots": boots} if boots else None)
     require_setting(setting)
     if setting.boots > before.boots:
