@@ -30,6 +30,7 @@ RESOLVED = {
     "enable-mamba-cache-stochastic-rounding": "stochastic_rounding",
     "enable-prefix-caching": "enable_prefix_caching",
     "enforce-eager": "enforce_eager",
+    "mamba-backend": "mamba_backend",
     "mamba-cache-dtype": "mamba_cache_dtype",
     "mamba-cache-philox-rounds": "philox_rounds",
     "mamba-ssm-cache-dtype": "mamba_ssm_cache_dtype",

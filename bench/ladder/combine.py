@@ -1,4 +1,4 @@
-"""Room bench: which runs belong together: boots of one rung as one body of evidence, rungs that may be compared. Pure."""
+"""Room bench: which runs belong together: boots of a rung as one body of evidence, rungs to be compared. Pure."""
 
 from dataclasses import replace
 

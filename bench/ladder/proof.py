@@ -18,6 +18,7 @@ READ = re.compile(
 )
 LIVE_GUARDS = ("live_argv", "live_env", "log_proof", "engine_version", "image_digest")
 AUTO = "auto"  # the engine is to choose: whatever it chooses is no override
+UNTOLD = "the engine's configuration doesn't tell of it"
 NAME_A_LINE = "let the rung name a line of the log that only its change brings (proof.must_log)"
 DRAFTS_OFF = 0.02  # drafts may be cut short at the end of a request
 
@@ -106,13 +107,11 @@ def _flag(name: str, evidence: Evidence, before: Settings, after: Settings) -> P
     value = evidence.recipe.engine.flags.get(name)
     if name == "speculative-config":
         return _drafts(value, evidence, before, after)
-    if name == "mamba-backend":
-        return _mamba_backend(value, evidence, before, after)
-    if RESOLVED.get(name) not in (after.resolved or {}) and after.resolved is not None and _line_named(evidence):
-        return Proof(
-            name, before.argv != after.argv, f"--{name} differs, and the log says what this rung's proof names"
-        )
     found = _resolved(name, RESOLVED.get(name), value, before, after)
+    if found.said == UNTOLD:
+        found = _by_its_line(name, evidence, before, after)
+    if found.ok and name == "mamba-backend":
+        return _mamba_backend(value, evidence, found)
     if found.ok and name == "mamba-ssm-cache-dtype" and _logged(evidence, STATE_RESET) and value != "float32":
         return Proof(name, False, f"the log says: {STATE_RESET}")
     if found.ok and name in {"enable-mamba-cache-stochastic-rounding", "mamba-cache-philox-rounds"} and value:
@@ -129,7 +128,7 @@ def _resolved(subject: str, name: str | None, wanted: object, before: Settings, 
         why = before.why or after.why or "the engine was not asked"
         return Proof(subject, None, f"not known: {why}"[:300])
     if name is None or name not in after.resolved:
-        return Proof(subject, None, f"the engine's configuration doesn't tell of it: {NAME_A_LINE}")
+        return Proof(subject, None, UNTOLD)
     was, now = before.resolved.get(name), after.resolved[name]
     said = f"{name}: {json.dumps(was)} → {json.dumps(now)}"
     if was == now:
@@ -139,10 +138,7 @@ def _resolved(subject: str, name: str | None, wanted: object, before: Settings, 
     return Proof(subject, True, said)
 
 
-def _mamba_backend(value: object, evidence: Evidence, before: Settings, after: Settings) -> Proof:
-    found = _resolved("mamba-backend", "mamba_backend", value, before, after)
-    if found.ok is not True:
-        return found
+def _mamba_backend(value: object, evidence: Evidence, found: Proof) -> Proof:
     logged = {match for boot in evidence.boots for match in MAMBA_LOG.findall(boot.log or "")}
     ok = logged == {value} if logged else None
     return Proof("mamba-backend", ok, f"{found.said}; the log says: {', '.join(sorted(logged)) or 'nothing'}")
@@ -167,6 +163,13 @@ def _drafts(value: object, evidence: Evidence, before: Settings, after: Settings
     if ok and was == wanted:
         ok = None  # another change of the drafting than their number: the counters don't tell
     return Proof("speculative-config", ok, said)
+
+
+def _by_its_line(name: str, evidence: Evidence, before: Settings, after: Settings) -> Proof:
+    """A flag of which the configuration tells nothing: only a log line that the rung names can show it."""
+    if not _line_named(evidence):
+        return Proof(name, None, f"{UNTOLD}: {NAME_A_LINE}")
+    return Proof(name, before.argv != after.argv, "the log says what this rung's proof names")
 
 
 def _line_named(evidence: Evidence) -> bool:

@@ -92,6 +92,9 @@ def same_estimate(metric: str, *rungs: RungRuns) -> str:
 
 def step_between(metric: str, before: RungRuns, after: RungRuns, floor: float | None) -> Step:
     """What a metric gained from one rung to another; no figure, and why, where they can't be compared."""
+    lacking = [runs.rung for runs in (before, after) if not runs.counting]
+    if lacking:
+        return Step(None, None, None, f"{' and '.join(lacking)} gave no figure to compare with")
     other = incomparable(before.counting[0].evidence, after.counting[0].evidence)
     if other:
         return Step(None, None, None, f"not comparable with {before.rung}: {other}")
@@ -227,8 +230,6 @@ def _floor(counting: list[Measured]) -> float | None:
 def _gain(runs: RungRuns, against: RungRuns | None, floor: float | None) -> dict:
     if against is None:
         found = Step(None, None, None, "the ladder begins here")
-    elif not against.counting:
-        found = Step(None, None, None, f"{against.rung} gave no figure to compare with")
     else:
         found = step_between(RATE, against, runs, floor)
     return {
