@@ -126,11 +126,15 @@ class Workshop:
 
 
 def written_ladder(
-    folder: Path, rungs: dict[str, list[float]], keep: str | None = None, changed: dict[str, dict] | None = None
+    folder: Path,
+    rungs: dict[str, list[float]],
+    keep: str | None = None,
+    changed: dict[str, dict] | None = None,
+    tag: str = "",
 ) -> Path:
     """A ladder's folder as if it had run: micro's rungs, each with the token step (s) of each of its boots.
 
-    `changed`: by a run's name (<rung>-<boot>), what its manifest says otherwise. No quality, no settings asked.
+    `changed`: by a run's name (<rung>-<boot><tag>), what its manifest says otherwise. No quality, no settings asked.
     """
     setting = Setting(
         "micro", list(rungs), max(map(len, rungs.values())), 1, "replicated", None, keep, ["ttft_p95_ms"], False
@@ -139,10 +143,12 @@ def written_ladder(
     write_setting(folder, setting)
     journal = Journal(folder)
     for name, steps in rungs.items():
-        subject = setting.applied(load_recipe(f"micro/{name}")).recipe.model_copy(update={"quality": None, "claims": []})
+        subject = setting.applied(load_recipe(f"micro/{name}")).recipe.model_copy(
+            update={"quality": None, "claims": []}
+        )
         load = subject.benchmark
         for boot, step_s in enumerate(steps, start=1):
-            run = f"{name}-{boot}"
+            run = f"{name}-{boot}{tag}"
             engine = {"name": "cpu", "identity": "0" * 16, "answered": ["0.32.0"]}
             manifest = {"engine": engine, "model": {"files": subject.model.files}, **(changed or {}).get(run, {})}
             window = closed_loop(load.concurrency, load.prompts, load.output_len, step_s)
