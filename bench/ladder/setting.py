@@ -57,6 +57,8 @@ def require_setting(setting: Setting) -> None:
         raise UsageProblem(f"--order {setting.order}: wanted {' or '.join(ORDERS)}")
     if setting.boots < 1 or setting.windows < 0:
         raise UsageProblem("--boots and --windows: wanted a number from 1 on")
+    if not setting.rungs:
+        raise UsageProblem("--rungs: wanted names of rungs, separated by commas")
     if setting.boots > MOST or setting.windows > MOST:
         raise UsageProblem(f"--boots and --windows: wanted {MOST} at most")
     for name, metrics in (("--keep-if-better", [setting.keep] if setting.keep else []), ("--guard", setting.guards)):
