@@ -42,7 +42,7 @@ def measure(plan: Plan, root: Path, on_made: Callable[[Path], None] = lambda _ru
     be made at all.
     """
     recorder = Recorder(plan)
-    run = new_run(plan.loaded.recipe, root)
+    run, interrupted = new_run(plan.loaded.recipe, root), False
     try:
         on_made(run)
         recorder.write(run)
@@ -55,6 +55,7 @@ def measure(plan: Plan, root: Path, on_made: Callable[[Path], None] = lambda _ru
         _boots(plan, run, recorder)
         recorder.succeeded()
     except KeyboardInterrupt:
+        interrupted = True
         recorder.failed("interrupted", outside=True)
     except Problem as problem:
         recorder.failed(anonymous(str(problem), plan), outside=isinstance(problem, OutsideProblem))
@@ -63,7 +64,7 @@ def measure(plan: Plan, root: Path, on_made: Callable[[Path], None] = lambda _ru
         recorder.failed(said, outside=True)
     except Exception as error:  # a fault of ours must not cost the evidence
         recorder.failed(anonymous(f"a fault of this tool: {type(error).__name__}: {error}", plan))
-    with interrupts_held():
+    with interrupts_held(again=interrupted):
         _close(run, recorder)
     return run
 
