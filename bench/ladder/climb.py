@@ -15,7 +15,7 @@ from bench.ladder.journal import RUNS, Boot, Journal, locked, outcome, read_boot
 from bench.ladder.resolve import resolved_record
 from bench.ladder.resume import require_recipes, require_same_host, strays
 from bench.ladder.sequence import Outlook, Rung, Unit, outlook, rungs_here
-from bench.ladder.setting import OF_A_GPU, Setting, write_setting
+from bench.ladder.setting import OF_A_GPU, Setting, read_setting, write_setting
 from bench.ladder.table import write_table
 from bench.measure import gpus_of, measure
 from bench.plan import Options, choose_runtime, plan_for, with_gpu
@@ -91,6 +91,8 @@ def _rung_by_rung(folder: Path, setting: Setting, visit: Visit, facts: dict, run
         if _voided(folder, setting, ahead, boots, journal):
             continue
         if not asked:
+            if setting != read_setting(folder):  # more boots, asked for when it was resumed: nothing refused them
+                write_setting(folder, setting)
             _ask_ahead(ahead, visit, facts)
             asked = True
         units = [unit for unit in ahead.units if visit.only is None or unit.rung.name in visit.only]

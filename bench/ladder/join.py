@@ -6,6 +6,7 @@ from pathlib import Path
 
 from bench.ladder.climb import new_ladder
 from bench.ladder.journal import FILE, RUNS, Journal, read_boots
+from bench.ladder.resume import as_measured
 from bench.ladder.sequence import outlook, rungs_here
 from bench.ladder.setting import Setting, read_setting
 from bench.ladder.table import write_table
@@ -67,6 +68,8 @@ def _remade(folder: Path, setting: Setting) -> dict:
     facts = {**machine_facts(), **read_json(runs[0])}  # of the machine that made the runs, not of this one
     rungs = rungs_here(setting, rungs_of(setting.family, ",".join(setting.rungs)), facts)
     boots = read_boots(folder)
+    if not setting.keep:
+        rungs = as_measured(folder, rungs, boots)
     return write_table(folder, setting, rungs, boots, outlook(setting, rungs, folder, boots))
 
 

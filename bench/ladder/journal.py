@@ -177,7 +177,9 @@ def _entries(folder: Path) -> Iterator[Entry]:
 def outcome(folder: Path, rung: str, boot: int, run: Path) -> Boot:
     """What a run that has just ended is to the ladder: finished, failed, or void where something outside ended it."""
     if not (run / SEAL).is_file():
-        return Boot(rung, boot, run.name, "void", "its folder could not be closed: see above")
+        return Boot(
+            rung, boot, run.name, "void", "its folder could not be closed: no space on its disk, or a fault of it"
+        )
     try:
         failure = read_json(run / "manifest.json").get("failure")
     except Problem as problem:

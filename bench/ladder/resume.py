@@ -1,6 +1,7 @@
 """Room bench: going on with a ladder: whether the finished boots are still boots of what would be run now."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from bench.ladder.combine import other_recipe
@@ -9,6 +10,8 @@ from bench.ladder.sequence import Rung
 from bench.record import Plan
 from bench.runfolder import read_json, read_recipe
 from images.errors import RunProblem
+from recipes.load import Loaded
+from recipes.schema import Recipe
 
 
 def strays(folder: Path, configurations: Mapping[str, Rung], boots: Sequence[Boot]) -> list[tuple[Boot, list[str]]]:
@@ -22,6 +25,20 @@ def strays(folder: Path, configurations: Mapping[str, Rung], boots: Sequence[Boo
         if differing:
             found.append((boot, differing))
     return found
+
+
+def as_measured(folder: Path, rungs: Sequence[Rung], boots: Sequence[Boot]) -> list[Rung]:
+    """The rungs with the recipes that their finished boots have: the library may have changed since."""
+    recorded: dict[str, Recipe] = {}
+    for boot in boots:
+        if boot.state == "finished" and boot.rung not in recorded:
+            recorded[boot.rung] = read_recipe(folder / RUNS / boot.run)
+
+    def then(loaded: Loaded | None) -> Loaded | None:
+        recipe = recorded.get(loaded.recipe.id.split("/", maxsplit=1)[1]) if loaded else None
+        return replace(loaded, recipe=recipe) if recipe else loaded
+
+    return [replace(rung, loaded=then(rung.loaded), before=then(rung.before)) for rung in rungs]
 
 
 def require_recipes(folder: Path, configurations: Mapping[str, Rung], boots: Sequence[Boot]) -> None:
