@@ -19,7 +19,7 @@ from bench.watch import Watch
 from bench.window import Order, Target, measure_window
 from images.console import note, stage
 from images.declaration import declaration
-from images.errors import EngineProblem, Problem, UsageProblem
+from images.errors import EngineProblem, OutsideProblem, Problem, UsageProblem
 from recipes.machine import gpu_device, load_machines, machine_profile
 from recipes.model_files import observed_files
 from recipes.run import docker, process
@@ -42,7 +42,7 @@ def measure(plan: Plan, root: Path, on_made: Callable[[Path], None] = lambda _ru
     be made at all.
     """
     recorder = Recorder(plan)
-    run = new_run(plan.loaded.recipe, root)
+    run, interrupted = new_run(plan.loaded.recipe, root), False
     try:
         on_made(run)
         recorder.write(run)
@@ -55,14 +55,16 @@ def measure(plan: Plan, root: Path, on_made: Callable[[Path], None] = lambda _ru
         _boots(plan, run, recorder)
         recorder.succeeded()
     except KeyboardInterrupt:
-        recorder.failed("interrupted")
+        interrupted = True
+        recorder.failed("interrupted", outside=True)
     except Problem as problem:
-        recorder.failed(anonymous(str(problem), plan))
+        recorder.failed(anonymous(str(problem), plan), outside=isinstance(problem, OutsideProblem))
     except OSError as error:
-        recorder.failed(anonymous(f"{error.strerror or error}: {error.filename or ''}".removesuffix(": "), plan))
+        said = anonymous(f"{error.strerror or error}: {error.filename or ''}".removesuffix(": "), plan)
+        recorder.failed(said, outside=True)
     except Exception as error:  # a fault of ours must not cost the evidence
         recorder.failed(anonymous(f"a fault of this tool: {type(error).__name__}: {error}", plan))
-    with interrupts_held():
+    with interrupts_held(again=interrupted):
         _close(run, recorder)
     return run
 

@@ -108,9 +108,9 @@ class Recorder:
         """Record that every planned window was measured."""
         self.manifest["failure"] = None
 
-    def failed(self, cause: str) -> None:
-        """Record what ended the run, and in which stage."""
-        self.manifest["failure"] = {"stage": self.stage, "cause": cause}
+    def failed(self, cause: str, outside: bool = False) -> None:
+        """Record what ended the run, and in which stage; `outside`: not by the engine's or the recipe's doing."""
+        self.manifest["failure"] = {"stage": self.stage, "cause": cause, **({"outside": True} if outside else {})}
 
 
 def _engine_record(plan: Plan) -> dict:

@@ -23,6 +23,13 @@ class EngineProblem(Problem):
     """The engine could not be installed, found, started or kept alive."""
 
 
+class OutsideProblem(EngineProblem):
+    """Something that is neither the engine's nor the recipe's doing: a port somebody took, a full disk.
+
+    What it cut off says nothing about the recipe, and is worth doing again.
+    """
+
+
 class ImageProblem(Problem):
     """An image can't be read, saved, loaded, mirrored or compared."""
 

@@ -51,6 +51,9 @@ class FrontDoor(Program):
         except BrokenPipeError:  # whoever read our output has had enough
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise Exit(code=141) from None
+        except OSError as error:  # a full disk, a folder that is read-only: nothing that a traceback would explain
+            where = f"{error.filename}: " if error.filename else ""
+            raise Exit(f"✘ {where}{error.strerror or error}", code=1) from None
 
 
 def _arguments(argv: list[str], names: Iterable[str]) -> list[str]:

@@ -30,6 +30,7 @@ RESOLVED = {
     "enable-mamba-cache-stochastic-rounding": "stochastic_rounding",
     "enable-prefix-caching": "enable_prefix_caching",
     "enforce-eager": "enforce_eager",
+    "mamba-backend": "mamba_backend",
     "mamba-cache-dtype": "mamba_cache_dtype",
     "mamba-cache-philox-rounds": "philox_rounds",
     "mamba-ssm-cache-dtype": "mamba_ssm_cache_dtype",
@@ -46,7 +47,7 @@ def overridden(flags: dict, resolved: dict) -> list[str]:
     return [
         f"{name}: declared {json.dumps(value)}, the engine makes it {json.dumps(resolved[key])}"
         for key, (name, value) in sorted(wanted.items())
-        if resolved.get(key) is not None and resolved[key] != value
+        if resolved.get(key) is not None and resolved[key] != value and value != "auto"
     ]
 
 

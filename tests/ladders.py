@@ -9,7 +9,11 @@ from pathlib import Path
 
 import yaml
 
+from bench.ladder.journal import Boot, Journal
+from bench.ladder.setting import Setting, write_setting
 from recipes.load import LIBRARY, as_data, load_recipe
+from recipes.schema import Recipe
+from tests.runs import closed_loop, counters, write_run
 
 ROOT = Path(__file__).resolve().parent.parent
 ENGINE = ROOT / "tests" / "reference_engine"
@@ -119,3 +123,44 @@ class Workshop:
         )
         table = json.loads(answer.stdout) if answer.stdout.startswith("{") else {}
         return answer.returncode, table, answer.stderr
+
+
+def written_ladder(
+    folder: Path,
+    rungs: dict[str, list[float]],
+    keep: str | None = None,
+    changed: dict[str, dict] | None = None,
+    tag: str = "",
+) -> Path:
+    """A ladder's folder as if it had run: micro's rungs, each with the token step (s) of each of its boots.
+
+    `changed`: by a run's name (<rung>-<boot><tag>), what its manifest says otherwise. No quality, no settings asked.
+    """
+    setting = Setting(
+        "micro", list(rungs), max(map(len, rungs.values())), 1, "replicated", None, keep, ["ttft_p95_ms"], False
+    )
+    folder.mkdir(parents=True)
+    write_setting(folder, setting)
+    journal = Journal(folder)
+    for name, steps in rungs.items():
+        subject = setting.applied(load_recipe(f"micro/{name}")).recipe.model_copy(
+            update={"quality": None, "claims": []}
+        )
+        load = subject.benchmark
+        for boot, step_s in enumerate(steps, start=1):
+            run = f"{name}-{boot}{tag}"
+            engine = {"name": "cpu", "identity": "0" * 16, "answered": ["0.32.0"]}
+            manifest = {"engine": engine, "model": {"files": subject.model.files}, **(changed or {}).get(run, {})}
+            window = closed_loop(load.concurrency, load.prompts, load.output_len, step_s)
+            log = "\n".join(["a server log", *subject.proof.must_log])
+            write_run(folder / "runs" / run, subject, [[window]], _counted(subject, window), manifest=manifest, log=log)
+            journal.ended(Boot(name, boot, run, "finished"))
+    return folder
+
+
+def _counted(subject: Recipe, window: dict) -> dict:
+    """Counters in which every second draft is accepted, where the recipe drafts at all."""
+    if "speculative-config" not in subject.engine.flags:
+        return counters(subject, arrays=window)
+    tokens = subject.benchmark.prompts * subject.benchmark.output_len
+    return counters(subject, accepted=tokens // 3, drafts=tokens - tokens // 3, arrays=window)

@@ -1,9 +1,13 @@
-"""Room bench: several runs of one rung, a boot each, as one body of evidence: boots are judged together. Pure."""
+"""Room bench: which runs belong together: boots of a rung as one body of evidence, rungs to be compared. Pure."""
 
 from dataclasses import replace
 
-from bench.evidence import Evidence
+from bench.evidence import Evidence, Settings
 from images.errors import RunProblem
+from recipes.load import changes
+from recipes.schema import Recipe
+
+CHOSEN = frozenset({"runtime.port", "runtime.kind"})  # by a visit's options: no part of what is measured
 
 
 def combine(runs: list[Evidence]) -> Evidence:
@@ -42,9 +46,46 @@ def combine(runs: list[Evidence]) -> Evidence:
     )
 
 
+def other_recipe(first: Recipe, second: Recipe) -> list[str]:
+    """The keys in which two recipes measure different things, `claims` among them; a port or runtime is none."""
+    claims = ["claims"] if first.claims != second.claims else []
+    return [key for key in changes(first, second) if key not in CHOSEN] + claims
+
+
+def incomparable(before: Evidence, after: Evidence) -> str | None:
+    """Why a difference of two rungs is not the doing of the second one's change alone; None where it is.
+
+    Their loads, their engine and model have to be one, unless their recipes name different ones; and what the second
+    recorded as the configuration that it changes has to be what the first one really was given.
+    """
+    first, second = before.recipe, after.recipe
+    engines = (first.engine.image, first.engine.version) == (second.engine.image, second.engine.version)
+    pairs = {
+        "the load": (first.benchmark, second.benchmark),
+        "the engine": (before.manifest.engine.identity, after.manifest.engine.identity) if engines else (0, 0),
+        "the model's files": (before.manifest.model.files, after.manifest.model.files)
+        if first.model.files == second.model.files
+        else (0, 0),
+    }
+    differing = [name for name, (mine, theirs) in pairs.items() if mine != theirs]
+    recorded = after.resolved.before if after.resolved else None
+    if recorded and recorded.id == first.id and before.resolved and _given(recorded) != _given(before.resolved.after):
+        differing.append(f"the recipe of {first.id}")
+    return f"{', '.join(differing)} changed between them" if differing else None
+
+
+def _given(settings: Settings) -> tuple[list[str], dict[str, str]]:
+    """What an engine is given, without the port and the card, which are chosen for a visit."""
+    argv = list(settings.argv)
+    if "--port" in argv[:-1]:
+        at = argv.index("--port")
+        del argv[at : at + 2]
+    return argv, {name: value for name, value in settings.env.items() if name != "CUDA_VISIBLE_DEVICES"}
+
+
 def _require_same(first: Evidence, other: Evidence) -> None:
     pairs = {
-        "the recipe": (first.recipe, other.recipe),
+        "the recipe": ([], other_recipe(first.recipe, other.recipe)),
         "the engine": (first.manifest.engine.identity, other.manifest.engine.identity),
         "the machine": (first.machine.slug, other.machine.slug),
         "the model's files": (first.manifest.model.files, other.manifest.model.files),

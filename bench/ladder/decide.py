@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 from bench.ladder.proof import effect
-from bench.ladder.rows import RungRuns, answers, same_estimate
+from bench.ladder.rows import RungRuns, answers, step_between
 from bench.ladder.setting import HIGHER, Setting
-from bench.ladder.steps import Step, step
+from bench.ladder.steps import Step
 from bench.quality.score import paired_difference
 
 
@@ -23,20 +23,20 @@ def decide(setting: Setting, kept: RungRuns, tried: RungRuns, floors: dict[str, 
     """Decide on a rung whose boots are all done. `floors`: the machine's noise floors by metric, relative."""
     reasons = []
     if not tried.counting:
-        causes = [boot.cause or "" for boot in tried.failed] + [void for each in tried.measured for void in each.voids]
+        causes = [tried.mixed] if tried.mixed else [boot.cause or "" for boot in tried.failed]
+        causes += [void for each in tried.measured for void in each.voids]
         reasons.append(f"it gave no figure: {causes[0] if causes else 'no boot'}")
         return Decision(tried.rung, kept.rung, False, reasons)
     if not kept.counting:
         return Decision(tried.rung, kept.rung, False, [f"{kept.rung} gave no figure to compare with"])
     gained, said = _gained(setting.keep, kept, tried, floors)
-    worse = [
-        text for metric in setting.guards if metric != setting.keep for text in _worsened(metric, kept, tried, floors)
-    ]
+    watched = [_guarded(metric, kept, tried, floors) for metric in setting.guards if metric != setting.keep]
     harmless, quality = _quality(setting, kept, tried)
     proved = effect([proof for each in tried.counting for proof in each.proofs])
     shown = [] if proved else ["its effect is not proved, so a difference can't be this change's"]
-    reasons = [said, *(worse or ["no guard metric got worse"]), quality, *shown]
-    return Decision(tried.rung, kept.rung, gained and not worse and harmless and proved is True, reasons)
+    reasons = [said, *(text for _, text in watched), quality, *shown]
+    unharmed = all(passed for passed, _ in watched)
+    return Decision(tried.rung, kept.rung, gained and unharmed and harmless and proved is True, reasons)
 
 
 def _better(metric: str, found: Step) -> tuple[bool | None, str]:
@@ -51,19 +51,18 @@ def _better(metric: str, found: Step) -> tuple[bool | None, str]:
     return (found.gain > 0) == (metric in HIGHER), said
 
 
-def _step(metric: str, kept: RungRuns, tried: RungRuns, floors: dict[str, float]) -> Step:
-    figure = same_estimate(metric, kept, tried)
-    return step(kept.values(figure), tried.values(figure), floors.get(metric))
-
-
 def _gained(metric: str, kept: RungRuns, tried: RungRuns, floors: dict[str, float]) -> tuple[bool, str]:
-    better, said = _better(metric, _step(metric, kept, tried, floors))
+    better, said = _better(metric, step_between(metric, kept, tried, floors.get(metric)))
     return better is True, said if better is not False else f"{said}: worse"
 
 
-def _worsened(metric: str, kept: RungRuns, tried: RungRuns, floors: dict[str, float]) -> list[str]:
-    better, said = _better(metric, _step(metric, kept, tried, floors))
-    return [f"guard metric worse: {said}"] if better is False else []
+def _guarded(metric: str, kept: RungRuns, tried: RungRuns, floors: dict[str, float]) -> tuple[bool, str]:
+    """Whether a guard metric got no worse beyond noise. One that wasn't measured, or can't be told, hasn't passed."""
+    found = step_between(metric, kept, tried, floors.get(metric))
+    better, said = _better(metric, found)
+    if better is None and found.below_noise is None:
+        return False, f"guard metric not known to be no worse: {said}"
+    return better is not False, f"guard metric {'worse' if better is False else 'no worse'}: {said}"
 
 
 def _quality(setting: Setting, kept: RungRuns, tried: RungRuns) -> tuple[bool, str]:

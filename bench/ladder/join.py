@@ -6,11 +6,12 @@ from pathlib import Path
 
 from bench.ladder.climb import new_ladder
 from bench.ladder.journal import FILE, RUNS, Journal, read_boots
+from bench.ladder.resume import as_measured
 from bench.ladder.sequence import outlook, rungs_here
 from bench.ladder.setting import Setting, read_setting
 from bench.ladder.table import write_table
-from bench.runfolder import read_json
-from images.errors import RunProblem, UsageProblem
+from bench.runfolder import read_json, seal_faults
+from images.errors import Problem, RunProblem, UsageProblem
 from recipes.compose import rungs_of
 from recipes.load import load_ladder
 from recipes.machine import machine_facts
@@ -34,13 +35,16 @@ def join_ladders(folders: list[Path], root: Path) -> tuple[Path, dict]:
                 if boot.state not in {"finished", "failed"}:
                     continue
                 source = folder / RUNS / boot.run if boot.run else None
-                if source and source.is_dir():
+                if source and source.is_dir() and not source.is_symlink() and not seal_faults(source):
                     shutil.copytree(source, made / RUNS / source.name)
                 journal.ended(boot)
+        return made, remake(made)
     except FileExistsError as error:
         shutil.rmtree(made)
         raise RunProblem(f"{Path(error.filename).name} is in two of these ladders: each boot may count once") from error
-    return made, remake(made)
+    except BaseException:
+        shutil.rmtree(made, ignore_errors=True)
+        raise
 
 
 def remake(folder: Path) -> dict:
@@ -49,12 +53,23 @@ def remake(folder: Path) -> dict:
     Raises RunProblem where the folder is no ladder's, or has no run yet.
     """
     setting = read_setting(folder)
+    try:
+        return _remade(folder, setting)
+    except Problem:
+        raise
+    except Exception as error:  # whatever a stranger's folder holds is one clear error
+        raise RunProblem(f"{folder}: can't be read as a ladder: {type(error).__name__}: {error}"[:500]) from error
+
+
+def _remade(folder: Path, setting: Setting) -> dict:
     runs = sorted((folder / RUNS).glob("*/machine.json"))
     if not runs:
         raise RunProblem(f"{folder}: no boot of this ladder has been recorded yet ({FILE})")
     facts = {**machine_facts(), **read_json(runs[0])}  # of the machine that made the runs, not of this one
     rungs = rungs_here(setting, rungs_of(setting.family, ",".join(setting.rungs)), facts)
     boots = read_boots(folder)
+    if not setting.keep:
+        rungs = as_measured(folder, rungs, boots)
     return write_table(folder, setting, rungs, boots, outlook(setting, rungs, folder, boots))
 
 

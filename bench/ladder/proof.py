@@ -11,7 +11,15 @@ from recipes.compare import RESOLVED, overridden
 
 MAMBA_LOG = re.compile(r"Using (\w+) Mamba SSU backend")
 STATE_RESET = "Reset SSM cache type to float32"
+UNKNOWN_VARIABLE = "Unknown vLLM environment variable detected: "
+# Variables that something in an engine's process is known to read: vLLM says itself which of its own it doesn't.
+READ = re.compile(
+    r"VLLM_\w+|(OMP|MKL|OPENBLAS|KMP|CUDA|NCCL|TORCH|TORCHINDUCTOR|PYTORCH|TRITON|FLASHINFER)_\w+|MALLOC_\w+"
+)
 LIVE_GUARDS = ("live_argv", "live_env", "log_proof", "engine_version", "image_digest")
+AUTO = "auto"  # the engine is to choose: whatever it chooses is no override
+UNTOLD = "the engine's configuration doesn't tell of it"
+NAME_A_LINE = "let the rung name a line of the log that only its change brings (proof.must_log)"
 DRAFTS_OFF = 0.02  # drafts may be cut short at the end of a request
 
 
@@ -65,10 +73,21 @@ def _change(key: str, evidence: Evidence, before: Settings, after: Settings) -> 
     if key == "model.dtype":
         return _resolved(key, "dtype", evidence.recipe.model.dtype, before, after)
     if key in {"engine.image", "engine.version"}:
-        answered = ", ".join(sorted(set(evidence.manifest.engine.answered))) or None
-        return Proof(key, answered is not None, f"the engine answers {answered}")
+        return _engine(key, evidence)
     differs = before.argv != after.argv or before.env != after.env
     return Proof(key, None if differs else False, "its arguments differ" if differs else "the engine is given the same")
+
+
+def _engine(key: str, evidence: Evidence) -> Proof:
+    """Another engine: a version is what it answers; an image is a container's, since any interpreter may stand in."""
+    record, wanted = evidence.manifest.engine, evidence.recipe.engine
+    answered = sorted(set(record.answered))
+    said = f"the engine answers {', '.join(answered) or 'nothing'}"
+    if key == "engine.version":
+        return Proof(key, True if answered == [wanted.version] else None, f"{said}, declared {wanted.version}")
+    if record.image is None:
+        return Proof(key, None, f"{said}; an interpreter of this machine stands in for the image {wanted.image}")
+    return Proof(key, record.name == wanted.image, f"a container of the image {record.name}; {said}")
 
 
 def _variable(key: str, evidence: Evidence, before: Settings, after: Settings) -> Proof:
@@ -76,18 +95,23 @@ def _variable(key: str, evidence: Evidence, before: Settings, after: Settings) -
     was, wanted = before.env.get(name), after.env.get(name)
     live = [boot.env.live.get(name) for boot in evidence.boots if boot.env and isinstance(boot.env.live, dict)]
     ok = None if not live else was != wanted and set(live) == {wanted}
-    return Proof(
-        key, ok, f"{was} → {wanted}; the engine's process has {', '.join(sorted({str(each) for each in live}))}"
-    )
+    said = f"{was} → {wanted}; the engine's process has {', '.join(sorted({str(each) for each in live})) or 'not told'}"
+    if ok and _logged(evidence, UNKNOWN_VARIABLE + name):
+        return Proof(key, False, f"{said}; but the log says: {UNKNOWN_VARIABLE}{name}")
+    if ok and not READ.fullmatch(name) and not _line_named(evidence):
+        return Proof(key, None, f"{said}; nothing shows that it reads it: {NAME_A_LINE}")
+    return Proof(key, ok, said)
 
 
 def _flag(name: str, evidence: Evidence, before: Settings, after: Settings) -> Proof:
     value = evidence.recipe.engine.flags.get(name)
     if name == "speculative-config":
         return _drafts(value, evidence, before, after)
-    if name == "mamba-backend":
-        return _mamba_backend(value, evidence, before, after)
     found = _resolved(name, RESOLVED.get(name), value, before, after)
+    if found.said == UNTOLD:
+        found = _by_its_line(name, evidence, before, after)
+    if found.ok and name == "mamba-backend":
+        return _mamba_backend(value, evidence, found)
     if found.ok and name == "mamba-ssm-cache-dtype" and _logged(evidence, STATE_RESET) and value != "float32":
         return Proof(name, False, f"the log says: {STATE_RESET}")
     if found.ok and name in {"enable-mamba-cache-stochastic-rounding", "mamba-cache-philox-rounds"} and value:
@@ -104,20 +128,17 @@ def _resolved(subject: str, name: str | None, wanted: object, before: Settings, 
         why = before.why or after.why or "the engine was not asked"
         return Proof(subject, None, f"not known: {why}"[:300])
     if name is None or name not in after.resolved:
-        return Proof(subject, None, "the engine's configuration doesn't tell of it; name a line of the log: must_log")
+        return Proof(subject, None, UNTOLD)
     was, now = before.resolved.get(name), after.resolved[name]
     said = f"{name}: {json.dumps(was)} → {json.dumps(now)}"
     if was == now:
         return Proof(subject, False, f"{said}: the engine makes the same of both, so the rung changes nothing")
-    if wanted is not None and now != wanted:
+    if wanted not in {None, AUTO} and now != wanted:
         return Proof(subject, False, f"{said}, declared {json.dumps(wanted)}: the engine overrides it")
     return Proof(subject, True, said)
 
 
-def _mamba_backend(value: object, evidence: Evidence, before: Settings, after: Settings) -> Proof:
-    found = _resolved("mamba-backend", "mamba_backend", value, before, after)
-    if found.ok is not True:
-        return found
+def _mamba_backend(value: object, evidence: Evidence, found: Proof) -> Proof:
     logged = {match for boot in evidence.boots for match in MAMBA_LOG.findall(boot.log or "")}
     ok = logged == {value} if logged else None
     return Proof("mamba-backend", ok, f"{found.said}; the log says: {', '.join(sorted(logged)) or 'nothing'}")
@@ -127,18 +148,36 @@ def _drafts(value: object, evidence: Evidence, before: Settings, after: Settings
     """Draft tokens a step as the server counted them: what was asked, and another number than before."""
     wanted = value.get("num_speculative_tokens") if isinstance(value, dict) else None
     was = (before.resolved or {}).get("num_speculative_tokens")
-    counted = [window.counted or {} for window in evidence.windows]
+    counted = [window.counted for window in evidence.windows]
+    if not counted or None in counted:
+        lacking = "a window's counters could not be read" if counted else "no window"
+        return Proof("speculative-config", None, f"{lacking}, so no draft was counted")
+    if before.resolved is None:
+        return Proof("speculative-config", None, f"not known what it was before: {before.why or 'not asked'}"[:300])
     drafts = sum(each.get("spec_decode_num_drafts_total", 0) for each in counted)
     tokens = sum(each.get("spec_decode_num_draft_tokens_total", 0) for each in counted)
     rate = tokens / drafts if drafts else 0
     said = f"draft tokens a step: {was or 0} → {rate:.3g} counted, {wanted or 0} asked"
-    if not counted:
-        return Proof("speculative-config", None, "no window, so no draft was counted")
     same = before.argv == after.argv
     ok = abs(rate - (wanted or 0)) <= DRAFTS_OFF * max(1, wanted or 0) and not same
     if ok and was == wanted:
         ok = None  # another change of the drafting than their number: the counters don't tell
     return Proof("speculative-config", ok, said)
+
+
+def _by_its_line(name: str, evidence: Evidence, before: Settings, after: Settings) -> Proof:
+    """A flag of which the configuration tells nothing: only a log line that the rung names can show it."""
+    if not _line_named(evidence):
+        return Proof(name, None, f"{UNTOLD}: {NAME_A_LINE}")
+    return Proof(name, before.argv != after.argv, "the log says what this rung's proof names")
+
+
+def _line_named(evidence: Evidence) -> bool:
+    """Whether this rung names log lines of its own as proof, and the logs have them."""
+    declared = evidence.recipe.delta.changes if evidence.recipe.delta else []
+    logs = [boot.log for boot in evidence.boots if boot.log is not None]
+    texts = evidence.recipe.proof.must_log
+    return "proof.must_log" in declared and bool(logs and texts) and all(text in log for log in logs for text in texts)
 
 
 def _logged(evidence: Evidence, text: str) -> bool:

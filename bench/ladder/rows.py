@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 from bench.analyse import rounded
 from bench.evidence import Evidence, read_evidence
 from bench.guards import Guard, in_words, run_guards
-from bench.ladder.combine import combine
+from bench.ladder.combine import combine, incomparable
 from bench.ladder.journal import RUNS, Boot
 from bench.ladder.proof import Proof, effect, proofs
 from bench.ladder.steps import Step, drift, step
@@ -55,8 +56,21 @@ class RungRuns:
 
     @property
     def counting(self) -> list[Measured]:
-        """The boots from which figures are taken."""
+        """The boots from which figures are taken: none where they are not of one configuration."""
+        return [] if self.mixed else self._sound
+
+    @property
+    def _sound(self) -> list[Measured]:
         return [each for each in self.measured if each.counts]
+
+    @cached_property
+    def mixed(self) -> str | None:
+        """Why the boots can't be taken together; None where they can."""
+        try:
+            combine([each.evidence for each in self._sound]) if self._sound else None
+        except RunProblem as problem:
+            return str(problem)
+        return None
 
     def values(self, metric: str) -> dict[str, list[float]]:
         """By visit one value of a metric a boot; nothing for a boot that doesn't have it."""
@@ -74,6 +88,22 @@ def same_estimate(metric: str, *rungs: RungRuns) -> str:
         return metric
     steady = all(each.figures.steady for runs in rungs for each in runs.counting)
     return "steady" if steady else "whole"
+
+
+def step_between(metric: str, before: RungRuns, after: RungRuns, floor: float | None) -> Step:
+    """What a metric gained from one rung to another; no figure, and why, where they can't be compared."""
+    lacking = [runs.rung for runs in (before, after) if not runs.counting]
+    if lacking:
+        return Step(None, None, None, f"{' and '.join(lacking)} gave no figure to compare with")
+    other = incomparable(before.counting[0].evidence, after.counting[0].evidence)
+    if other:
+        return Step(None, None, None, f"not comparable with {before.rung}: {other}")
+    name = same_estimate(metric, before, after)
+    values = [runs.values(name) for runs in (before, after)]
+    lacking = [runs.rung for runs, found in zip((before, after), values, strict=True) if not found]
+    if lacking:
+        return Step(None, None, None, f"{metric} was not measured on {' and '.join(lacking)}")
+    return step(*values, floor)
 
 
 def figure(figures: Measurement, metric: str) -> float | None:
@@ -104,6 +134,9 @@ def read_measured(folder: Path, boots: Sequence[Boot]) -> dict[str, RungRuns]:
 def read_boot(folder: Path, boot: Boot) -> Measured:
     """Read one finished boot's run."""
     evidence = read_evidence(folder / RUNS / boot.run)
+    if evidence.recipe.id.split("/", maxsplit=1)[1] != boot.rung:
+        said = f"the journal calls {boot.run} a boot of {boot.rung}; it is one of {evidence.recipe.id}"
+        raise RunProblem(f"{folder}: {said}")
     guards = run_guards(evidence)
     voids = in_words(guards) if any(guard.voids for guard in guards) else []
     figures = measure_evidence(evidence)
@@ -120,12 +153,15 @@ def visit_of(evidence: Evidence) -> str:
 def rung_row(plan: dict, runs: RungRuns, against: RungRuns | None, names: dict[str, str]) -> dict:
     """A rung's row of ladder.json. `plan`: what is known without measuring; `names`: visits by their short names."""
     counting = runs.counting or runs.measured
+    mixed = runs.mixed
     row = {**plan, "boots": [_boot_row(each, names) for each in runs.measured]}
     row["failed"] = [{"boot": boot.boot, "run": boot.run, "cause": boot.cause} for boot in runs.failed]
     row["run"] = [each.boot.run for each in counting]
     row["windows"] = sum(len(each.evidence.windows) for each in counting)
     if not counting:
         return row | {"state": None, "why": _why_nothing(plan, runs)}
+    if mixed:
+        return row | {"state": "INVALID", "why": mixed}
     try:
         verdict = judge(combine([each.evidence for each in counting]), counting[0].guards)
     except RunProblem as problem:
@@ -194,11 +230,8 @@ def _floor(counting: list[Measured]) -> float | None:
 def _gain(runs: RungRuns, against: RungRuns | None, floor: float | None) -> dict:
     if against is None:
         found = Step(None, None, None, "the ladder begins here")
-    elif not against.counting:
-        found = Step(None, None, None, f"{against.rung} gave no figure to compare with")
     else:
-        rate = same_estimate(RATE, against, runs)
-        found = step(against.values(rate), runs.values(rate), floor)
+        found = step_between(RATE, against, runs, floor)
     return {
         "against": against.rung if against else None,
         "step_gain": found.gain,
@@ -236,34 +269,32 @@ def answers(runs: RungRuns) -> dict[str, list[dict]]:
 
 
 def whole_ladder(rungs: list[RungRuns], published: list[float | None], floor: float | None) -> dict | None:
-    """The last rung over the first, beside the published ratio; None unless both gave figures."""
-    measured = [runs for runs in rungs if runs.counting]
+    """The last rung over the first, beside the ratio published of these two; None unless two gave figures."""
+    measured = [(runs, claimed) for runs, claimed in zip(rungs, published, strict=True) if runs.counting]
     if len(measured) < 2:
         return None
-    first, last = measured[0], measured[-1]
-    rate = same_estimate(RATE, first, last)
-    found = step(first.values(rate), last.values(rate), floor)
-    known = [figure for figure in published if figure]
+    (first, below), (last, above) = measured[0], measured[-1]
+    found = step_between(RATE, first, last, floor)
     return {
         "from": first.rung,
         "to": last.rung,
         "ratio": None if found.gain is None else 1 + found.gain,
         "ci95": None if found.ci95 is None else [1 + edge for edge in found.ci95],
         "why": found.why,
-        "published": known[-1] / known[0] if len(known) > 1 else None,
+        "published": above / below if above and below else None,
         "published_status": "claimed",
     }
 
 
 def rounds_drift(rungs: list[RungRuns]) -> dict | None:
-    """Drift over the rounds, from boots of one visit: each boot's rate over its rung's mean."""
+    """Drift over the rounds, from boots of one visit: each boot's rate over its rung's mean there."""
     rows = []
     for runs in rungs:
         for visit, values in runs.values(same_estimate(RATE, runs)).items():
             mean = float(np.mean(values))
             boots = [each for each in runs.counting if each.visit == visit]
             if len(values) == len(boots) > 1:
-                rows += [(each.boot.boot, value / mean) for each, value in zip(boots, values, strict=True)]
+                rows.append({each.boot.boot: value / mean for each, value in zip(boots, values, strict=True)})
     return drift(rows)
 
 

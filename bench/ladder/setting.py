@@ -19,6 +19,8 @@ SHAPE = re.compile(r"(\d+)/(\d+)/(\d+)(?:/(\d+))?")
 WAVES = 5
 # What --keep-if-better may ask for, and which of its directions is better.
 HIGHER = frozenset({"output_tok_s", "acceptance_length"})
+OF_A_GPU = frozenset({"energy_j_per_token"})
+MOST = 1000  # boots a rung, windows a boot
 METRICS = ("output_tok_s", "ttft_p95_ms", "tpot_p95_ms", "e2e_p95_ms", "energy_j_per_token", "acceptance_length")
 
 
@@ -55,6 +57,10 @@ def require_setting(setting: Setting) -> None:
         raise UsageProblem(f"--order {setting.order}: wanted {' or '.join(ORDERS)}")
     if setting.boots < 1 or setting.windows < 0:
         raise UsageProblem("--boots and --windows: wanted a number from 1 on")
+    if not setting.rungs:
+        raise UsageProblem("--rungs: wanted names of rungs, separated by commas")
+    if setting.boots > MOST or setting.windows > MOST:
+        raise UsageProblem(f"--boots and --windows: wanted {MOST} at most")
     for name, metrics in (("--keep-if-better", [setting.keep] if setting.keep else []), ("--guard", setting.guards)):
         wrong = [metric for metric in metrics if metric not in METRICS]
         if wrong:
@@ -107,4 +113,8 @@ def read_setting(folder: Path, changed: Mapping[str, object] | None = None) -> S
     except ValidationError as errors:
         first = errors.errors(include_url=False)[0]
         raise RunProblem(f"{folder / FILE}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+    try:
+        require_setting(read)
+    except UsageProblem as problem:
+        raise RunProblem(f"{folder / FILE}: {problem}") from None
     return replace(read, **(changed or {}))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-from bench.statistics import interval95, t_factor
+from bench.statistics import interval95
 
 CONFIDENCE = 0.95
 
@@ -64,19 +64,19 @@ def _welch(old: np.ndarray, new: np.ndarray) -> tuple[float, float] | None:
     return shift - half, shift + half
 
 
-def drift(rounds: list[tuple[int, float]]) -> dict | None:
-    """How rates moved from round to round of an interleaved ladder: (round, rate ÷ its rung's mean) of every boot.
+def drift(rungs: list[dict[int, float]]) -> dict | None:
+    """How rates moved from round to round of an interleaved ladder: for each rung, rate ÷ the rung's mean by round.
 
-    {rounds: {number: mean}, change: last − first round, relative, ci95: its interval or None}; None for one round.
+    {rounds: {number: mean}, change: last − first round, relative, ci95: its interval or None}. Only rungs that were
+    measured in both of these rounds count, each against itself; None where there is none, or just one round.
     """
-    numbers = sorted({number for number, _ in rounds})
+    numbers = sorted({number for rung in rungs for number in rung})
     if len(numbers) < 2:
         return None
-    means = {number: float(np.mean([value for at, value in rounds if at == number])) for number in numbers}
-    first, last = ([value for at, value in rounds if at == number] for number in (numbers[0], numbers[-1]))
-    paired = [new - old for old, new in zip(first, last, strict=False)] if len(first) == len(last) else []
-    half = None
-    if len(paired) > 1:
-        half = float(t_factor(len(paired))) * float(np.std(paired, ddof=1)) / len(paired) ** 0.5
-    change = means[numbers[-1]] - means[numbers[0]]
-    return {"rounds": means, "change": change, "ci95": None if half is None else (change - half, change + half)}
+    first, last = numbers[0], numbers[-1]
+    whole = [rung for rung in rungs if first in rung and last in rung]
+    if not whole:
+        return None
+    means = {number: float(np.mean([rung[number] for rung in rungs if number in rung])) for number in numbers}
+    moved = [rung[last] - rung[first] for rung in whole]
+    return {"rounds": means, "change": float(np.mean(moved)), "ci95": interval95(moved)}

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import compress
 from pathlib import Path
 
 from bench.ladder.journal import Boot
@@ -17,6 +18,7 @@ from bench.ladder.rows import (
 from bench.ladder.sequence import Outlook, Rung, floors_of
 from bench.ladder.setting import Setting
 from bench.runfolder import dump_json, write_text
+from images.console import note
 from recipes.compare import argument_changes
 from recipes.load import Loaded, load_recipe
 
@@ -37,7 +39,10 @@ def write_table(
     table = build_table(setting, rungs, boots, ahead, measured)
     table["left"] = len(ahead.units) if not interrupted else max(1, len(ahead.units))
     table = finished_table(table)
-    write_text(folder / FILE, dump_json(table))
+    try:
+        write_text(folder / FILE, dump_json(table))
+    except OSError as error:
+        note(f"✘ {folder / FILE} could not be written: {error.strerror}. ./inv verdict makes it from the runs")
     return table
 
 
@@ -55,8 +60,11 @@ def build_table(
     for rung, runs in zip(rungs, every, strict=True):
         tried = ahead.configurations.get(rung.name, rung)
         plan = _plan_row(rung, tried)
-        published.append(plan["published_tok_s"] if runs.counting else None)
+        published.append(plan["published_tok_s"])
         rows.append(rung_row(plan, runs, _against(tried, measured), names))
+    root = next((rung.name for rung in rungs if rung.absent is None), None)
+    kept = {decision.rung for decision in ahead.decisions if decision.kept}
+    chain = [not setting.keep or runs.rung in kept or runs.rung == root for runs in every]
     first = next((each for runs in every for each in runs.measured), None)
     counting = next((runs for runs in every if runs.counting), None)
     floors = floors_of(counting) if counting else {}
@@ -74,7 +82,9 @@ def build_table(
         "visits": len(names),
         "void_boots": [asdict(boot) for boot in boots if boot.state == "void"],
         "rungs": rows,
-        "whole": whole_ladder(every, published, floors.get("output_tok_s")),
+        "whole": whole_ladder(
+            list(compress(every, chain)), list(compress(published, chain)), floors.get("output_tok_s")
+        ),
         "drift": rounds_drift(every) if setting.order == "interleaved" else None,
         "sensitivity": _sensitivity(rungs, every),
         "keep_if_better": setting.keep,
@@ -88,7 +98,8 @@ def _plan_row(rung: Rung, tried: Rung) -> dict:
         "rung": rung.name,
         "title": rung.loaded.recipe.title,
         "delta": _delta(tried.before, tried.loaded) if tried.before else [],
-        "published_tok_s": claims[0].published if claims else None,
+        # On another configuration than the ladder's own, nothing was published.
+        "published_tok_s": claims[0].published if claims and tried.loaded is rung.loaded else None,
         "applies": rung.absent,
     }
 

@@ -116,16 +116,19 @@ def _asked(family, rungs, boots, windows, shape, order, keep, guard, quality):
 
 def _resumed(folder: Path, boots: int, only: list[str] | None):
     """The setting of a ladder that goes on: more boots may be asked for, and rungs that it has may be chosen."""
-    from bench.ladder.setting import read_setting, require_setting, write_setting
+    from bench.ladder.setting import read_setting, require_setting
 
     before = read_setting(folder)
     unknown = [name for name in only or [] if name not in before.rungs]
     if unknown:
         raise UsageProblem(f"--rungs {unknown[0]}: this ladder has {', '.join(before.rungs)}")
+    if boots and boots < before.boots:
+        raise UsageProblem(
+            f"--boots {boots}: this ladder was begun with {before.boots} a rung, and isn't cut short once figures are "
+            "known: Ctrl-C ends it, and its table says what is left"
+        )
     setting = read_setting(folder, {"boots": boots} if boots else None)
     require_setting(setting)
-    if setting.boots > before.boots:
-        write_setting(folder, setting)
     return setting
 
 

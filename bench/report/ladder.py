@@ -55,9 +55,11 @@ def _rate(row: dict) -> str:
 def _interval(row: dict) -> str:
     if row.get("output_tok_s") is None:
         return NONE
+    lost = len(row["failed"]) + sum(bool(boot["voided_by"]) for boot in row["boots"])
+    of = f"\n{len(row['run'])} of {len(row['run']) + lost} boots" if lost else ""
     if not row["ci95"]:
-        return "one boot, no interval" if len(row["run"]) == 1 else "no interval"
-    return f"{row['ci95'][0]:,.0f} to {row['ci95'][1]:,.0f}"
+        return ("one boot, no interval" if len(row["run"]) == 1 else "no interval") + of
+    return f"{row['ci95'][0]:,.0f} to {row['ci95'][1]:,.0f}{of}"
 
 
 def _step(row: dict) -> str:
@@ -148,6 +150,10 @@ def notes(found: dict) -> list[str]:
         lines += [
             f"✘ {name}, boot {boot['boot']} counts for nothing: {'; '.join(boot['voided_by'])}" for boot in voided
         ]
+        if row.get("state") == "INVALID" and row.get("why") and not voided:
+            lines.append(f"✘ {name}: {row['why']}")
+        if row.get("against") and row.get("step_gain") is None and row.get("step_why"):
+            lines.append(f"{name}: no step. {row['step_why']}.")
         if row.get("effect_proved") is not True and row.get("effect_why"):
             lines.append(f"✘ {name}: effect not proved. {row['effect_why']}")
     whole = found["whole"]

@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 import httpx
 
 from images.engine import Engine
-from images.errors import EngineProblem
+from images.errors import EngineProblem, OutsideProblem
 from images.index import cache_root
 from recipes.run.jit import cache_environment
 from recipes.run.supervised import Supervised, base_environment, supervised
@@ -21,6 +21,8 @@ from recipes.spec import ServingSpec
 
 POLL_S = 0.5
 READY_REQUEST_TIMEOUT_S = 240  # a first completion may wait for kernels to be compiled
+# An engine that ends with these was stopped by its surroundings, whatever the recipe says.
+OUTSIDE = re.compile(r"address already in use|no space left on device|disk quota exceeded", re.IGNORECASE)
 SIGNS = re.compile(r"error|exception|traceback|refused|not found|invalid|unrecognized|killed|no space", re.IGNORECASE)
 
 Progress = Callable[[str], None]
@@ -82,7 +84,7 @@ def serve(spec: ServingSpec, engine: Engine, log: Path, progress: Progress = lam
 
 
 def refuse_taken_port(host: str, port: int) -> None:
-    """Raise EngineProblem if something already listens: it isn't ours, and measuring it would be a lie."""
+    """Raise OutsideProblem if something already listens: it isn't ours, and measuring it would be a lie."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -91,7 +93,7 @@ def refuse_taken_port(host: str, port: int) -> None:
             if error.errno != errno.EADDRINUSE:
                 raise EngineProblem(f"{host}:{port} can't be used: {error.strerror}. Choose another: --port") from error
             owner = _describe_owner(port)
-            raise EngineProblem(
+            raise OutsideProblem(
                 f"port {port} on {host} is in use by {owner}; it isn't ours, so nothing was sent to it. "
                 f"Stop it, or choose another port: --port {port + 1}"
             ) from error
@@ -113,7 +115,8 @@ def wait_ready(
             if process.failed_to_start:
                 raise EngineProblem(f"the engine could not be started: {process.failed_to_start}")
             if not process.alive():
-                raise EngineProblem(_died(process))
+                said = _died(process)
+                raise OutsideProblem(said) if OUTSIDE.search(said) else EngineProblem(said)
             if time.monotonic() > deadline:
                 raise EngineProblem(
                     f"the engine was not ready after {spec.ready_timeout_s} s (runtime.ready_timeout_s).\n"
@@ -160,7 +163,7 @@ def _owns_port(process: Supervised, port: int) -> bool:
 
 def _refuse_foreign(spec: ServingSpec, owns_port: Callable[[], bool]) -> None:
     if not owns_port():
-        raise EngineProblem(
+        raise OutsideProblem(
             f"a server answers on {spec.url}, but it isn't the one we started (it is {_describe_owner(spec.port)}); "
             "nothing was measured. Stop it, or choose another port: --port"
         )

@@ -107,12 +107,18 @@ def supervised(argv: Sequence[str], env: Mapping[str, str], log: Path, grace_s: 
 
 
 @contextmanager
-def interrupts_held() -> Iterator[None]:
-    """Ignore Ctrl-C and SIGTERM while we clean up: a second Ctrl-C must not leave an orphan."""
+def interrupts_held(again: bool = False) -> Iterator[None]:
+    """Hold Ctrl-C and SIGTERM back while we clean up: they must not leave an orphan, and must not be lost either.
+
+    One that came meanwhile is delivered at the end, unless an interrupt is under way or was dealt with (`again`).
+    """
     names = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    previous = {name: signal.signal(name, signal.SIG_IGN) for name in names}
+    came: list[int] = []
+    previous = {name: signal.signal(name, lambda number, _frame: came.append(number)) for name in names}
     try:
         yield
     finally:
         for name, handler in previous.items():
             signal.signal(name, handler)
+        if came and not again and not isinstance(sys.exception(), KeyboardInterrupt):
+            signal.raise_signal(came[0])

@@ -53,10 +53,12 @@ def test_rates_of_different_visits_are_never_compared_but_the_steps_of_several_v
 
 
 def test_drift_is_seen_over_rounds_and_not_told_of_one():
-    assert drift([(1, 1.0), (1, 1.0)]) is None
-    found = drift([(1, 1.02), (1, 1.01), (2, 0.98), (2, 0.99)])
+    assert drift([{1: 1.0}, {1: 1.0}]) is None
+    found = drift([{1: 1.02, 2: 0.98}, {1: 1.01, 2: 0.99}])
     assert found["change"] == pytest.approx(-0.03)
     assert found["ci95"][0] < -0.03 < found["ci95"][1]
+    # A rung that was only measured early and one that was only measured late say nothing of each other.
+    assert drift([{1: 1.01, 2: 0.99}, {2: 1.2, 3: 0.8}]) is None
 
 
 def test_a_journal_keeps_what_was_finished_and_a_line_cut_off_costs_itself_only(tmp_path):

@@ -13,7 +13,7 @@ import pytest
 from images.engine import Engine
 from images.errors import EngineProblem
 from recipes.run.process import refuse_taken_port, serve
-from recipes.run.supervised import supervised
+from recipes.run.supervised import interrupts_held, supervised
 from recipes.run.supervisor import descendants_of
 from recipes.spec import ServingSpec
 
@@ -160,3 +160,23 @@ def test_the_command_s_exit_status_and_output_are_kept(tmp_path: Path):
             time.sleep(0.05)
         assert process.status() == 3
     assert (tmp_path / "log").read_text() == "said\n"
+
+
+def test_an_interrupt_during_the_cleanup_waits_for_its_end_and_is_not_lost():
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+    done = []
+    try:
+        with pytest.raises(KeyboardInterrupt), interrupts_held():
+            signal.raise_signal(signal.SIGINT)
+            done.append("cleaned up")
+        assert done == ["cleaned up"]
+        with pytest.raises(KeyboardInterrupt, match="the first"):
+            try:
+                raise KeyboardInterrupt("the first")
+            finally:
+                with interrupts_held():
+                    signal.raise_signal(signal.SIGINT)
+        with interrupts_held(again=True):
+            signal.raise_signal(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, previous)

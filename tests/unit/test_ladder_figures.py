@@ -1,0 +1,199 @@
+"""A ladder's figures against computations of somebody else, and when an effect or a decision is granted or refused."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from scipy import stats
+
+from bench.evidence import Boot, Resolved, Settings, read_evidence
+from bench.guards import run_guards
+from bench.ladder.combine import combine, incomparable, other_recipe
+from bench.ladder.decide import decide
+from bench.ladder.join import remake
+from bench.ladder.journal import RUNS, read_boots
+from bench.ladder.proof import Proof, effect, proofs
+from bench.ladder.rows import read_measured, whole_ladder
+from bench.ladder.setting import read_setting
+from bench.ladder.steps import drift, step
+from bench.verdict import judge
+from tests.ladders import written_ladder
+from tests.runs import claim, closed_loop, recipe, write_run
+
+rates = st.lists(st.floats(50, 200), min_size=2, max_size=6)
+
+
+@given(rates, rates)
+def test_a_step_within_a_visit_is_scipy_s_welch_interval_of_the_logarithms(before, after):
+    assume(np.std(before) > 1e-3 and np.std(after) > 1e-3)
+    found = step({"1": before}, {"1": after}, None)
+    welch = stats.ttest_ind(np.log(after), np.log(before), equal_var=False)
+    low, high = welch.confidence_interval(0.95)
+    assert found.ci95 == pytest.approx((np.expm1(low), np.expm1(high)), rel=1e-9, abs=1e-12)
+    assert found.gain == pytest.approx(stats.gmean(after) / stats.gmean(before) - 1)
+    assume(abs(welch.pvalue - 0.05) > 1e-9)
+    assert found.below_noise is bool(welch.pvalue > 0.05)
+
+
+@given(st.lists(st.tuples(st.floats(50, 200), st.floats(50, 200)), min_size=2, max_size=5))
+def test_a_step_over_visits_is_scipy_s_paired_interval_of_the_logarithms(pairs):
+    ratios = [np.log(new / old) for old, new in pairs]
+    assume(np.std(ratios) > 1e-3)
+    before, after = ({str(visit): [pair[at]] for visit, pair in enumerate(pairs)} for at in (0, 1))
+    low, high = stats.ttest_1samp(ratios, 0).confidence_interval(0.95)
+    assert step(before, after, None).ci95 == pytest.approx((np.expm1(low), np.expm1(high)), rel=1e-9, abs=1e-12)
+
+
+@given(st.lists(st.tuples(st.floats(0.9, 1.1), st.floats(0.9, 1.1)), min_size=2, max_size=6))
+def test_drift_is_scipy_s_paired_interval_over_rungs(pairs):
+    assume(np.std([new - old for old, new in pairs]) > 1e-4)
+    found = drift([{1: old, 3: new} for old, new in pairs])
+    old, new = zip(*pairs, strict=True)
+    low, high = stats.ttest_rel(new, old).confidence_interval(0.95)
+    assert found["ci95"] == pytest.approx((low, high), rel=1e-9, abs=1e-12)
+
+
+def test_single_boots_put_together_are_judged_as_one_run_of_several_boots(tmp_path):
+    steps = [0.0100, 0.0103, 0.0098]
+    published = claim("output_tok_s", 780.0, 0.1)
+    several = recipe(benchmark={"boots": 3}, claims=[published])
+    windows = [closed_loop(8, 80, 32, step_s) for step_s in steps]
+    whole = read_evidence(write_run(tmp_path / "whole", several, [[window] for window in windows]))
+    single = recipe(benchmark={"boots": 1}, claims=[published])
+    parts = [read_evidence(write_run(tmp_path / str(at), single, [[each]])) for at, each in enumerate(windows)]
+    mine, theirs = judge(combine(parts)), judge(whole)
+    assert mine == theirs
+    assert mine["ci95"] is not None and mine["boots"] == 3
+
+
+def test_a_ladder_s_rungs_have_the_figures_that_one_run_with_their_boots_has(tmp_path):
+    folder = written_ladder(tmp_path / "ladder", {"base": [0.01, 0.0102, 0.0099]})
+    (row,) = remake(folder)["rungs"]
+    parts = [read_evidence(folder / RUNS / boot.run) for boot in read_boots(folder)]
+    found = judge(combine(parts))
+    assert row["whole_tok_s"] == found["output_tok_s"]["whole"]
+    assert row["ci95"] == found["ci95_steady" if row["estimate"] == "steady" else "ci95"]
+    assert row["output_tok_s"] == pytest.approx(found["output_tok_s"][row["estimate"]])
+    assert row["latency_ms"]["tpot"]["p95"] == found["latency_ms"]["tpot"]["p95"]
+
+
+def test_a_port_or_a_runtime_is_no_other_recipe_and_anything_measured_is():
+    mine = recipe()
+    assert other_recipe(mine, mine.model_copy(update={"runtime": mine.runtime.model_copy(update={"port": 9000})})) == []
+    assert other_recipe(mine, recipe(benchmark={"seed": 2})) == ["benchmark.seed"]
+    assert other_recipe(mine, recipe(claims=[claim("output_tok_s", 780.0, 0.1)])) == ["claims"]
+
+
+def test_what_a_rung_is_to_change_has_to_be_what_the_rung_before_it_was_given(tmp_path):
+    folder = written_ladder(tmp_path / "ladder", {"base": [0.01], "mtp3": [0.008]})
+    runs = read_measured(folder, read_boots(folder))
+    base, rung = runs["base"].measured[0].evidence, runs["mtp3"].measured[0].evidence
+
+    def given_to(recipe_id: str, *flags: str) -> Settings:
+        return Settings(id=recipe_id, argv=["m", "--port", flags[0], *flags[1:]], env={})
+
+    base = replace(
+        base, resolved=Resolved(changes=[], before=None, after=given_to("micro/base", "1", "--max-num-seqs"))
+    )
+    for flag, why in (("--max-num-seqs", None), ("--enforce-eager", "the recipe of micro/base changed between them")):
+        record = Resolved(changes=["x"], before=given_to("micro/base", "2", flag), after=given_to("micro/mtp3", "2"))
+        assert incomparable(base, replace(rung, resolved=record)) == why
+
+
+def test_the_published_ratio_is_of_the_two_rungs_beside_which_it_stands(tmp_path):
+    folder = written_ladder(tmp_path / "ladder", {"base": [0.01], "mtp3": [0.009], "mtp1": [0.008]})
+    runs = list(read_measured(folder, read_boots(folder)).values())
+    assert whole_ladder(runs, [100.0, 150.0, 300.0], None)["published"] == 3
+    assert whole_ladder(runs, [100.0, 150.0, None], None)["published"] is None, "150/100 is of another pair"
+    assert whole_ladder(runs, [None, 150.0, 300.0], None)["published"] is None
+
+
+def test_a_change_is_kept_only_where_every_guard_metric_was_measured_and_is_told_with_its_figures(tmp_path):
+    steps = {"base": [0.01, 0.0101, 0.0099], "mtp3": [0.008, 0.0081, 0.0079]}
+    folder = written_ladder(tmp_path / "ladder", steps, keep="output_tok_s")
+    runs = read_measured(folder, read_boots(folder))
+    proved = replace(
+        runs["mtp3"], measured=[replace(each, proofs=[Proof("x", True, "")]) for each in runs["mtp3"].measured]
+    )
+    setting = replace(read_setting(folder), guards=["tpot_p95_ms"])
+    found = decide(setting, runs["base"], proved, {})
+    assert found.kept, found.reasons
+    assert any(reason.startswith("guard metric no worse: tpot_p95_ms -") for reason in found.reasons)
+    found = decide(replace(setting, guards=["energy_j_per_token"]), runs["base"], proved, {})
+    assert not found.kept
+    assert "guard metric not known to be no worse: energy_j_per_token: energy_j_per_token was not measured" in str(
+        found.reasons
+    )
+    found = decide(replace(setting, keep="energy_j_per_token", guards=[]), runs["base"], proved, {})
+    assert not found.kept and "one visit" not in str(found.reasons)
+    alone = replace(proved, measured=proved.measured[:1])
+    found = decide(setting, replace(runs["base"], measured=runs["base"].measured[:1]), alone, {"output_tok_s": 0.01})
+    assert not found.kept, "with one boot and no floor, nobody knows of a guard metric whether it is worse"
+
+
+def proved_by(evidence, changes, before, after) -> dict[str, bool | None]:
+    record = Resolved(changes=changes, before=before, after=after)
+    evidence = replace(evidence, resolved=record)
+    return {each.subject: each.ok for each in proofs(evidence, run_guards(evidence))}
+
+
+@pytest.fixture
+def drafting(tmp_path):
+    folder = written_ladder(tmp_path / "ladder", {"mtp3": [0.008]})
+    return read_evidence(folder / RUNS / "mtp3-1")
+
+
+BEFORE = Settings(id="micro/base", argv=["m"], env={}, resolved={"num_speculative_tokens": None})
+AFTER = Settings(id="micro/mtp3", argv=["m", "--speculative-config"], env={}, resolved={"num_speculative_tokens": 3})
+
+
+def test_drafts_that_nobody_could_count_prove_nothing_either_way(drafting):
+    key = ["engine.flags.speculative-config"]
+    unread = replace(drafting, windows=[replace(window, counted=None) for window in drafting.windows])
+    assert proved_by(unread, key, BEFORE, AFTER)["speculative-config"] is None
+    mute = BEFORE.model_copy(update={"resolved": None, "why": "it said nothing"})
+    assert proved_by(drafting, key, mute, AFTER)["speculative-config"] is None, "what it was before isn't known"
+
+
+def test_a_variable_that_the_engine_does_not_know_or_that_nothing_reads_proves_nothing(drafting):
+    def answer(name: str, log: str, changes: tuple[str, ...] = ()):
+        recipe_ = drafting.recipe
+        if changes:
+            delta = recipe_.delta.model_copy(update={"changes": list(changes)})
+            recipe_ = recipe_.model_copy(
+                update={"delta": delta, "proof": recipe_.proof.model_copy(update={"must_log": ["read it"]})}
+            )
+        live = drafting.boots[0].env.model_copy(update={"live": {name: "1"}, "rendered": {name: "1"}})
+        subject = replace(drafting, recipe=recipe_, boots=[Boot(1, drafting.boots[0].argv, live, log)])
+        after = AFTER.model_copy(update={"env": {name: "1"}})
+        return proved_by(subject, [f"engine.env.{name}"], BEFORE, after)[f"engine.env.{name}"]
+
+    assert answer("OMP_NUM_THREADS", "") is True
+    assert answer("VLLM_NO_SUCH", "WARNING Unknown vLLM environment variable detected: VLLM_NO_SUCH") is False
+    assert answer("SPEED", "") is None
+    assert answer("SPEED", "read it", ("engine.env.SPEED", "proof.must_log")) is True
+    assert answer("SPEED", "", ("engine.env.SPEED", "proof.must_log")) is None
+
+
+def test_an_interpreter_that_stands_in_for_an_image_proves_no_change_of_image(drafting):
+    assert proved_by(drafting, ["engine.image"], BEFORE, AFTER)["engine.image"] is None
+
+
+def test_a_flag_of_which_the_configuration_does_not_tell_is_proved_by_a_log_line_of_its_rung(drafting):
+    key = ["engine.flags.swap-space"]
+
+    def declaring(*keys: str):
+        delta = drafting.recipe.delta.model_copy(update={"changes": list(keys)})
+        return drafting.recipe.model_copy(update={"delta": delta})
+
+    assert proved_by(replace(drafting, recipe=declaring(*key)), key, BEFORE, AFTER)["swap-space"] is None
+    named = declaring(*key, "proof.must_log")
+    assert proved_by(replace(drafting, recipe=named), key, BEFORE, AFTER)["swap-space"] is True
+    same = AFTER.model_copy(update={"argv": BEFORE.argv})
+    assert proved_by(replace(drafting, recipe=named), key, BEFORE, same)["swap-space"] is False
+
+
+def test_no_proof_at_all_is_no_effect():
+    assert effect([]) is None
