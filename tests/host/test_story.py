@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +39,7 @@ def ask(first):
         asked = urllib.request.Request("URL/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"})
         with urllib.request.urlopen(asked, timeout=300) as answer:
             answers.append([length, json.load(answer)["usage"]["completion_tokens"]])
-        length = 400
+        length = 250
 streams = [threading.Thread(target=ask, args=(100 * (number + 1),)) for number in range(3)]
 [stream.start() for stream in streams]
 [stream.join() for stream in streams]
@@ -191,11 +192,22 @@ def test_a_service_with_other_weights_or_none_is_not_measured(story: Served, by_
 def test_a_changed_recipe_waits_for_the_requests_in_flight_and_cuts_off_none(story: Served, serve):
     machine = story.machine
     load = ["nsenter", f"--target={machine.pid}", "--all", "--wd=/", "python3", "-c", LOAD]
+    # A module of Ansible's lies in /tmp for as long as it runs.
+    waits_3_s = ["find", "/tmp", "-maxdepth", "1", "-name", "ansible_engine_service_payload_*", "-mmin", "+0.05"]
+    waited = threading.Event()
+
+    def let_go_when_it_has_waited() -> None:
+        for _ in range(600):
+            if machine.run(*waits_3_s).stdout:
+                waited.set()
+                break
+            time.sleep(0.2)
+        machine.write("/run/enough", "")
+
     with subprocess.Popen(load, stdout=subprocess.PIPE, text=True) as streams:
         try:
             refused = serve(machine, "micro/mtp1", story.image, serving_drain_s=1)
-            enough = threading.Timer(25, machine.write, ("/run/enough", ""))
-            enough.start()
+            threading.Thread(target=let_go_when_it_has_waited, daemon=True).start()
             said = serve(machine, "micro/mtp1", story.image, serving_drain_s=300)
         finally:
             machine.write("/run/enough", "")
@@ -203,6 +215,7 @@ def test_a_changed_recipe_waits_for_the_requests_in_flight_and_cuts_off_none(sto
     assert refused.code == 1
     assert "requests are in flight. It serves on, untouched" in refused.host["problem"]
     assert said.code == 0, said.host["problem"]
+    assert waited.is_set()
     assert answers
     assert all(wanted == got for wanted, got in answers)
     assert story.active(MTP1)
