@@ -12,7 +12,7 @@ import pytest
 
 from tests.host.conftest import Ended, Front
 from tests.host.machine import Machine
-from tests.host.test_story import BASE, MTP1, Served
+from tests.host.test_story import Served
 
 ENGINE = """#!/usr/bin/python3
 import json, signal, sys
@@ -51,48 +51,56 @@ def served(provisioned_layers: list[Path], front: Front) -> Iterator[Served]:
         yield served
 
 
+def names(served: Served) -> tuple[str, str]:
+    """The services that the machine serves and served before, by its record; the first runs, the second doesn't."""
+    kept = served.kept()
+    now, before = kept["current"]["name"], kept["previous"]["name"]
+    assert (served.active(now), served.active(before)) == (True, False)
+    return now, before
+
+
 def test_a_change_that_was_killed_after_the_stop_is_completed_and_the_service_before_is_not_lost(
     served: Served, front: Front, ended: Ended
 ):
-    again = ("--recipe", "micro/mtp1", "--image", served.image)
-    ended("provision", served.machine, *again, when=lambda: not served.active(BASE))
-    assert not served.active(MTP1)
+    now, before = names(served)
+    again = ("--recipe", served.kept()["previous"]["recipe"], "--image", served.image)
+    ended("provision", served.machine, *again, when=lambda: not served.active(now))
+    assert not served.active(before)
     said = front("provision", served.machine, *again)
     assert said.code == 0, said.host["problem"]
-    assert (served.active(BASE), served.active(MTP1)) == (False, True)
-    kept = served.kept()
-    assert (kept["current"]["recipe"], kept["previous"]["recipe"]) == ("micro/mtp1", "micro/base")
+    assert names(served) == (before, now)
 
 
 def test_a_rollback_that_was_killed_in_the_middle_is_gone_on_with_and_not_turned_round(
     served: Served, front: Front, ended: Ended
 ):
-    before = served.kept()
-    ended("provision", served.machine, "--rollback", when=lambda: served.kept() != before)
-    assert not served.active(BASE)
-    for active in ((True, False), (False, True)):  # the second time returns
+    kept, (now, before) = served.kept(), names(served)
+    ended("provision", served.machine, "--rollback", when=lambda: served.kept() != kept)
+    assert not served.active(now)
+    for expected in ((before, now), (now, before)):  # the second time returns
         said = front("provision", served.machine, "--rollback")
         assert said.code == 0, said.host["problem"]
-        assert (served.active(BASE), served.active(MTP1)) == active
-    assert served.kept() == before
+        assert names(served) == expected
+    assert served.kept() == kept
 
 
 def test_a_changed_unit_of_the_same_name_is_read_once_it_is_stopped_and_no_container_of_others_runs(
     served: Served, front: Front
 ):
-    machine, before = served.machine, served.started(MTP1)
-    other = ("--recipe", "micro/mtp1", "--image", served.image, "--set", "station_cache=/var/lib/station-recipes/other")
+    machine, name = served.machine, names(served)[0]
+    before, recipe = served.started(name), served.kept()["current"]["recipe"]
+    other = ("--recipe", recipe, "--image", served.image, "--set", "station_cache=/var/lib/station-recipes/other")
     theirs = ["docker", "run", "--detach", "--rm", "--name=theirs", "--network=none", "--entrypoint=python3"]
     machine.run(*theirs, served.image, "-c", "import time; time.sleep(600)")
     try:
         said = front("provision", machine, *other)
         assert said.code == 1
         assert "a running container can lose its GPU by that: theirs" in said.host["problem"]
-        assert served.started(MTP1) == before
+        assert served.started(name) == before
     finally:
         machine.run("docker", "rm", "--force", "theirs")
     said = front("provision", machine, *other)
     assert said.code == 0, said.host["problem"]
-    assert machine.run("systemctl", "show", "--property=NeedDaemonReload", MTP1).stdout.strip() == "NeedDaemonReload=no"
-    mounts = json.loads(machine.run("docker", "inspect", "--format", "{{json .Mounts}}", MTP1).stdout)
+    assert machine.run("systemctl", "show", "--property=NeedDaemonReload", name).stdout.strip() == "NeedDaemonReload=no"
+    mounts = json.loads(machine.run("docker", "inspect", "--format", "{{json .Mounts}}", name).stdout)
     assert "/var/lib/station-recipes/other" in {mount["Source"] for mount in mounts}
