@@ -4,6 +4,7 @@ import json
 import os
 import resource
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -26,6 +27,12 @@ from tests.runs import recipe, write_run
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 RUN = next((ROOT / "results/cpu-x86-64/micro").glob("*-micro-mtp1-fd4865"))
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +114,9 @@ def test_adopting_shows_checks_and_keeps_it_and_touches_nothing_else(inv, bundle
     assert "acceptance length 1.99 ± 0.005" in looked.stdout and "Nothing was kept" in looked.stdout
     assert list((tmp_path / "state/adopted").iterdir()) == []
     key = str(bundled[0].parent / "key.pub")
-    answer = inv("adopt", str(bundled[0]), "--pubkey", key, "--as", "team-a", "--port", "8123", "--json", **env)
+    answer = inv(
+        "adopt", str(bundled[0]), "--pubkey", key, "--as", "team-a", "--port", str(free_port()), "--json", **env
+    )
     told = json.loads(answer.stdout)
     assert answer.returncode == 0 and told["reference"] == "micro/mtp1@team-a"
     assert {each["id"]: each["ok"] for each in told["findings"]} == {
