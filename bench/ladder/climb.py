@@ -72,8 +72,8 @@ def climb(folder: Path, setting: Setting, visit: Visit) -> dict:
     """
     facts, rungs = require_ready(setting, visit)
     with locked(folder):
-        note(f"Ladder {shown(folder)}: whatever ends it, ./inv ladder --resume {shown(folder)} goes on")
         try:
+            note(f"Ladder {shown(folder)}: whatever ends it, ./inv ladder --resume {shown(folder)} goes on")
             if _rung_by_rung(folder, setting, visit, facts, rungs):
                 return _table(folder, setting, rungs)
         except KeyboardInterrupt:

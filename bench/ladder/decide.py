@@ -25,7 +25,7 @@ def decide(setting: Setting, kept: RungRuns, tried: RungRuns, floors: dict[str, 
     if not tried.counting:
         causes = [tried.mixed] if tried.mixed else [boot.cause or "" for boot in tried.failed]
         causes += [void for each in tried.measured for void in each.voids]
-        reasons.append(f"it gave no figure: {causes[0] if causes else 'no boot'}")
+        reasons.append(f"it gave no figure: {(causes[0].splitlines() or [''])[0][:300] if causes else 'no boot'}")
         return Decision(tried.rung, kept.rung, False, reasons)
     if not kept.counting:
         return Decision(tried.rung, kept.rung, False, [f"{kept.rung} gave no figure to compare with"])

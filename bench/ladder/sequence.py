@@ -87,8 +87,8 @@ def _deciding(
         if left:
             rest = [Unit(each, boot) for each in here[number + 1 :] for boot in range(1, setting.boots + 1)]
             return Outlook([*left, *rest], decisions, configurations)
-        if kept is None:
-            kept = current
+        if kept is None:  # the first that gives a figure is what changes are tried on
+            kept = current if rung.name in measured and measured[rung.name].counting else None
             continue
         before, after = (measured.get(name, RungRuns(name, [], [])) for name in (kept.name, rung.name))
         decision = decide(setting, before, after, floors_of(before))

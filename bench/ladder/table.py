@@ -62,7 +62,7 @@ def build_table(
         plan = _plan_row(rung, tried)
         published.append(plan["published_tok_s"])
         rows.append(rung_row(plan, runs, _against(tried, measured), names))
-    root = next((rung.name for rung in rungs if rung.absent is None), None)
+    root = next((runs.rung for runs in every if runs.counting), None)
     kept = {decision.rung for decision in ahead.decisions if decision.kept}
     chain = [not setting.keep or runs.rung in kept or runs.rung == root for runs in every]
     first = next((each for runs in every for each in runs.measured), None)

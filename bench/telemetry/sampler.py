@@ -92,23 +92,23 @@ class Sampler:
     def _run(self) -> None:
         tick = 0
         while True:
+            last = self._ending.is_set()  # then everything is asked, so that what is asked rarely reaches to the end
             try:
-                self._sample()
+                self._sample(last)
             except Exception as error:  # whatever it is, it costs this sample and is told; the load goes on
                 self._fault = self._fault or f"{type(error).__name__}: {error}"
-            if self._ending.is_set():
+            if last:
                 return
             # Samples that were missed are left out, not made up for: they show as a gap.
             tick = max(tick + 1, math.ceil((time.monotonic() - self._started_s) * self._rate_hz))
             self._ending.wait(max(0.0, self._started_s + tick / self._rate_hz - time.monotonic()))
 
-    def _sample(self) -> None:
+    def _sample(self, last: bool) -> None:
         number = len(self._times)
         slow = number % SLOW == 0
         if slow:
             self._look_for_processes(number)
         began = time.monotonic()
-        last = self._ending.is_set()  # then everything is asked, so that what is asked rarely reaches to the end
         gpus = [self._ask(gpu, number, last) for gpu in self._gpus]
         moment = (began + time.monotonic()) / 2
         states = [(process, host.read_process(process.pid)) for process in self._alive]

@@ -16,7 +16,7 @@ import stat
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from images.index import cache_root
@@ -111,6 +111,15 @@ def build(unfinished: Path, root: Path) -> None:
     unfinished.rename(root)
 
 
+def child(pid: int) -> int:
+    """A process's first child, or 0."""
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:
+        return 0
+    return int(children[0]) if children else 0
+
+
 class Machine:
     """One boot of a machine over `layers`, the uppermost first. A context manager: it is gone afterwards.
 
@@ -122,7 +131,7 @@ class Machine:
         self.folder = machines_folder() / f"run-{os.getpid()}-{name}-{time.monotonic_ns():x}"
         self.upper, self.console = self.folder / "upper", self.folder / "console.log"
         self._process: subprocess.Popen | None = None
-        self.pid = 0
+        self.pid = self._nspawn = 0
 
     def __enter__(self) -> "Machine":
         for part in ("upper", "work", "merged", "docker"):
@@ -143,6 +152,7 @@ class Machine:
 
     def boot(self) -> None:
         """Start the machine and wait until systemd says that it runs."""
+        self.pid = self._nspawn = 0
         layers = ":".join(map(str, self.layers))
         parts = {name: self.folder / name for name in ("upper", "work", "merged", "docker")}
         options = f"lowerdir={layers},upperdir={parts['upper']},workdir={parts['work']}"
@@ -151,7 +161,9 @@ class Machine:
         nspawn += [f"--bind={parts['docker']}:/var/lib/docker", "--system-call-filter=keyctl add_key request_key bpf"]
         nspawn += [f"--machine={self.name}", f"--directory={parts['merged']}", "--boot"]
         script = 'mount -t overlay overlay -o "$0" "$1" && shift && exec "$@"'
+        # In a PID namespace of its own, since the machine's init outlives a nspawn that is killed.
         argv = ["setpriv", "--pdeathsig", "KILL", "unshare", "--mount", "--propagation", "private"]
+        argv += ["--pid", "--fork", "--kill-child", "--mount-proc"]
         argv += ["sh", "-c", script, options, str(parts["merged"]), *nspawn]
         with self.console.open("ab") as sink:
             self._process = subprocess.Popen(
@@ -168,9 +180,9 @@ class Machine:
         deadline = time.monotonic() + BOOT_S
         state = "not started"
         while time.monotonic() < deadline and self._process.poll() is None:
-            children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text().split()
-            if children:
-                self.pid = int(children[0])
+            self._nspawn = child(self._process.pid)
+            self.pid = child(self._nspawn)
+            if self.pid:
                 state = self.run("systemctl", "is-system-running", check=False).stdout.strip()
             if state == "running":
                 return
@@ -233,7 +245,7 @@ class Machine:
     def shut_down(self) -> None:
         """Shut down in order, so that `upper` can be a layer of other machines."""
         if self._process and self._process.poll() is None:
-            self._process.terminate()
+            os.kill(self._nspawn, signal.SIGTERM)
             try:
                 self._process.wait(timeout=30)
             except subprocess.TimeoutExpired:
@@ -241,13 +253,10 @@ class Machine:
                 raise
 
     def kill(self) -> None:
-        """Pull the plug. Its init dies with nspawn, and with init all its processes and mounts."""
+        """Pull the plug. All its processes and mounts die with nspawn, the first of their PID namespace."""
         if self._process is None:
             return
-        for pid in (self.pid, self._process.pid):
-            if pid and self._process.poll() is None:
-                try:
-                    os.kill(pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    continue
+        if self._process.poll() is None:
+            with suppress(ProcessLookupError):
+                os.kill(self._nspawn or self._process.pid, signal.SIGKILL)
         self._process.wait(timeout=30)

@@ -37,8 +37,12 @@ def ask(first):
     while not pathlib.Path("/run/enough").exists():
         body = {"model": "micro", "prompt": "1", "max_tokens": length, "temperature": 0, "ignore_eos": True}
         asked = urllib.request.Request("URL/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"})
-        with urllib.request.urlopen(asked, timeout=300) as answer:
-            answers.append([length, json.load(answer)["usage"]["completion_tokens"]])
+        try:
+            with urllib.request.urlopen(asked, timeout=300) as answer:
+                answers.append([length, json.load(answer)["usage"]["completion_tokens"]])
+        except Exception as error:
+            answers.append([length, repr(error)])
+            return
         length = 250
 streams = [threading.Thread(target=ask, args=(100 * (number + 1),)) for number in range(3)]
 [stream.start() for stream in streams]
@@ -198,7 +202,7 @@ def test_a_changed_recipe_waits_for_the_requests_in_flight_and_cuts_off_none(sto
 
     def let_go_when_it_has_waited() -> None:
         for _ in range(600):
-            if machine.run(*waits_3_s).stdout:
+            if machine.run(*waits_3_s).stdout and story.active(BASE):
                 waited.set()
                 break
             time.sleep(0.2)
@@ -217,7 +221,7 @@ def test_a_changed_recipe_waits_for_the_requests_in_flight_and_cuts_off_none(sto
     assert said.code == 0, said.host["problem"]
     assert waited.is_set()
     assert answers
-    assert all(wanted == got for wanted, got in answers)
+    assert [each for each in answers if each[0] != each[1]] == []
     assert story.active(MTP1)
     assert not story.active(BASE)
     assert not (machine.upper / f"etc/systemd/system/multi-user.target.wants/{BASE}.service").is_symlink()

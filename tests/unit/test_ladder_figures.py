@@ -1,6 +1,9 @@
 """A ladder's figures against computations of somebody else, and when an effect or a decision is granted or refused."""
 
+import sys
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,13 +18,19 @@ from bench.ladder.decide import decide
 from bench.ladder.join import remake
 from bench.ladder.journal import RUNS, read_boots
 from bench.ladder.proof import Proof, effect, proofs
+from bench.ladder.resume import as_measured, require_recipes, require_same_host, strays
 from bench.ladder.rows import read_measured, whole_ladder
+from bench.ladder.sequence import rungs_here
 from bench.ladder.setting import read_setting
 from bench.ladder.steps import drift, step
 from bench.verdict import judge
+from images.engine import Engine
+from images.errors import RunProblem
+from recipes.compose import rungs_of
 from tests.ladders import written_ladder
 from tests.runs import claim, closed_loop, recipe, write_run
 
+NO_GPU = {"gpus": [], "pci_gpus": [], "cpu": {"flags": []}, "slug": "cpu-x86-64"}
 rates = st.lists(st.floats(50, 200), min_size=2, max_size=6)
 
 
@@ -131,6 +140,49 @@ def test_a_change_is_kept_only_where_every_guard_metric_was_measured_and_is_told
     alone = replace(proved, measured=proved.measured[:1])
     found = decide(setting, replace(runs["base"], measured=runs["base"].measured[:1]), alone, {"output_tok_s": 0.01})
     assert not found.kept, "with one boot and no floor, nobody knows of a guard metric whether it is worse"
+
+
+def test_where_the_first_rung_gives_no_figure_changes_are_tried_on_the_first_that_does(tmp_path):
+    died = {"base-1": {"failure": {"stage": "boot 1", "cause": "it died"}}}
+    folder = written_ladder(tmp_path / "a", {"base": [0.01], "mtp3": [0.009], "mtp1": [0.008]}, "output_tok_s", died)
+    table = remake(folder)
+    (decision,) = table["decisions"]
+    assert (decision["rung"], decision["against"]) == ("mtp1", "mtp3")
+    assert table["rungs"][0].get("output_tok_s") is None
+
+
+def test_boots_of_another_recipe_than_their_rung_has_now_are_found_and_told(tmp_path):
+    folder = written_ladder(tmp_path / "a", {"base": [0.01, 0.0101], "mtp3": [0.009]})
+    setting, boots = read_setting(folder), read_boots(folder)
+    rungs = {rung.name: rung for rung in rungs_here(setting, rungs_of("micro", "base,mtp3"), NO_GPU)}
+    rungs = {rung.name: rung for rung in as_measured(folder, list(rungs.values()), boots)}
+    assert strays(folder, rungs, boots) == []
+    base = rungs["base"].loaded
+    flags = {**base.recipe.engine.flags, "max-num-seqs": 99}
+    engine = base.recipe.engine.model_copy(update={"flags": flags})
+    edited = replace(base, recipe=base.recipe.model_copy(update={"engine": engine}))
+    rungs["base"] = replace(rungs["base"], loaded=edited)
+    assert [(boot.run, keys) for boot, keys in strays(folder, rungs, boots)] == [
+        ("base-1", ["engine.flags.max-num-seqs"]),
+        ("base-2", ["engine.flags.max-num-seqs"]),
+    ]
+    with pytest.raises(RunProblem, match="Boots of two recipes are never mixed"):
+        require_recipes(folder, rungs, boots)
+
+
+def test_a_ladder_does_not_go_on_with_another_engine_or_on_another_machine(tmp_path):
+    folder = written_ladder(tmp_path / "a", {"base": [0.01]})
+    boots = read_boots(folder)
+
+    def going_on(slug: str, identity: str) -> None:
+        plan = SimpleNamespace(engine=Engine("cpu", "0.32.0", Path(sys.executable), identity))
+        require_same_host(folder, boots, {"slug": slug}, plan)
+
+    going_on("cpu-x86-64", "0" * 16)
+    with pytest.raises(RunProblem, match="begun with another engine: 0000000000000000"):
+        going_on("cpu-x86-64", "1" * 16)
+    with pytest.raises(RunProblem, match="begun with another machine: cpu-x86-64"):
+        going_on("h200", "0" * 16)
 
 
 def proved_by(evidence, changes, before, after) -> dict[str, bool | None]:
