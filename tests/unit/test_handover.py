@@ -110,7 +110,7 @@ def test_another_clone_with_another_user_s_settings_writes_the_same_bytes(bundle
 def test_adopting_shows_checks_and_keeps_it_and_touches_nothing_else(inv, bundled, tmp_path):
     library = tree(LIBRARY)
     env = {"STATION_RECIPES_STATE": str(tmp_path / "state"), "STATION_RECIPES_CACHE": str(tmp_path / "cache")}
-    looked = inv("adopt", str(bundled[0]), "--check", "--no-doctor", **env)
+    looked = inv("adopt", str(bundled[0]), "--check", "--no-doctor", "--port", str(free_port()), **env)
     assert looked.returncode == 0, looked.stdout + looked.stderr
     assert "acceptance length 1.99 ± 0.005" in looked.stdout and "Nothing was kept" in looked.stdout
     assert list((tmp_path / "state/adopted").iterdir()) == []
