@@ -17,6 +17,7 @@ from recipes.bundle.oci import describe
 from recipes.bundle.source import OCI
 from recipes.load import Loaded, first_choice, load_adopted, load_recipe, recipe_ids
 from recipes.machine import machine_facts, why_not
+from recipes.schema import Recipe
 from recipes.serving import platform_of
 
 MAX_TAGS = 50
@@ -103,7 +104,15 @@ def _library(machine: dict, verdicts: Mapping[str, Verdict]) -> list[Row]:
 def _row(where: str, name: str, loaded: Loaded, machine: dict, verdict: Verdict | None) -> Row:
     recipe = loaded.recipe
     change = f"{', '.join(recipe.delta.changes)} (on {recipe.extends})" if recipe.delta else recipe.title
-    return Row(where, name, recipe.title, change, recipe.status, _here(loaded, machine), verdict)
+    return Row(where, name, recipe.title, change, _figures(recipe), _here(loaded, machine), verdict)
+
+
+def _figures(recipe: Recipe) -> str | None:
+    """What the figures that a recipe claims are; None where it claims none."""
+    kinds = {claim.status for claim in recipe.claims}
+    if recipe.status != "measured" or not kinds:
+        return recipe.status if recipe.status != "measured" else None
+    return "claimed" if "claimed" in kinds else "measured"
 
 
 def _here(loaded: Loaded, machine: dict) -> str:

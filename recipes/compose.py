@@ -1,5 +1,6 @@
 """Room recipes: one rung's change applied to another configuration, so that a ladder can leave rungs out."""
 
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -10,19 +11,20 @@ from recipes.machine import why_not
 from recipes.schema import Recipe
 
 
-def ancestor(loaded: Loaded, facts: dict) -> Loaded | None:
+def ancestor(loaded: Loaded, facts: dict, among: Collection[str] = ()) -> Loaded | None:
     """The recipe that a rung's change is measured against here: the nearest one it extends that can run here.
 
-    None for the first recipe of a family, and for one whose ancestors belong to another family.
+    One whose id is `among` those given goes before nearer ones that aren't: the rungs that are measured. None for the
+    first recipe of a family, and for one whose ancestors belong to another family.
     """
-    current = loaded
+    current, found = loaded, []
     while current.recipe.extends:
         current = load_recipe(current.recipe.extends)
         if current.recipe.family != loaded.recipe.family:
-            return None
+            break
         if why_not(current.recipe, facts) is None:
-            return current
-    return None
+            found.append(current)
+    return next((each for each in found if each.recipe.id in among), found[0] if found else None)
 
 
 def compose(kept: Loaded, rung: Loaded, parent: Loaded) -> Loaded:

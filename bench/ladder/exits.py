@@ -3,13 +3,21 @@
 from bench.verdict import EXIT_CODES, WORST_FIRST
 
 
+def incomplete(table: dict) -> list[str]:
+    """Why a ladder is no whole result yet, one reason each; empty where every rung that applies is measured, proved."""
+    here = [row for row in table["rungs"] if not row["applies"]]
+    found = [f"{row['rung']} has no boot that counts" for row in here if not row.get("state")]
+    found += [f"{row['rung']}'s effect is not proved" for row in here if row.get("effect_proved", True) is not True]
+    return found + ([f"{table['left']} boot(s) still to be done"] if table["left"] else [])
+
+
 def exit_code(table: dict) -> int:
     """INVALID's code unless every rung that applies was measured and its effect proved; else the worst state's.
 
     Rejected changes of --keep-if-better are no failure: the rule worked.
     """
     here = [row for row in table["rungs"] if not row["applies"]]
-    if table["left"] or any(not row.get("state") or row.get("effect_proved") is not True for row in here):
+    if incomplete(table):
         return EXIT_CODES["INVALID"]
     states = {row["state"] for row in here}
     return EXIT_CODES[next((state for state in WORST_FIRST if state in states), "MEASURED")]

@@ -44,7 +44,7 @@ def rungs_here(setting: Setting, loaded: Sequence[Loaded], facts: dict) -> list[
     """Every rung with the ladder's load; those that can't exist here with the reason."""
     found = []
     for each in loaded:
-        before = ancestor(each, facts)
+        before = ancestor(each, facts, {other.recipe.id for other in loaded})
         shaped = setting.applied(each)
         found.append(
             Rung(

@@ -67,6 +67,8 @@ def ladder(
     from recipes.check import print_ladder
 
     if show:
+        if rungs:
+            raise UsageProblem("--show prints the whole ladder: leave --rungs out")
         print_ladder(recipe, json)
         return
     if join:

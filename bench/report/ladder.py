@@ -3,6 +3,7 @@
 from rich.console import Console
 from rich.text import Text
 
+from bench.ladder.exits import incomplete
 from bench.report.text import COLOURS
 from images.console import printable, table
 
@@ -174,8 +175,11 @@ def notes(found: dict) -> list[str]:
         lines.append(f"{verb}: {decision['rung']} on {decision['against']}: {'; '.join(decision['reasons'])}")
     if found["void_boots"]:
         lines.append(f"{len(found['void_boots'])} boot(s) were cut off or changed; they count for nothing.")
-    if found["left"]:
-        lines.append(f"{found['left']} boot(s) are still to be done: --resume")
+    if all(row["published_tok_s"] is None for row in found["rungs"]):
+        lines.append("No rate is claimed here: the column claims is about what the recipes claim, not about speed.")
+    missing = incomplete(found)
+    if missing:
+        lines.append(f"Not a whole ladder yet, so exit code 7: {'; '.join(missing)}. ./inv ladder --resume goes on.")
     return lines
 
 

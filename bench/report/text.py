@@ -91,6 +91,9 @@ def _print_claims(verdict: dict, console: Console) -> None:
 def _print_figures(verdict: dict, console: Console) -> None:
     rates, reasons = verdict["output_tok_s"], verdict["reasons"]
     if rates["whole"] is None:
+        why = reasons.get("output_tok_s")
+        if why and verdict["windows"] and verdict["state"] != "INVALID":
+            console.print(printable(f"\nNo rate and no latency: {why}."), markup=False)
         return
     rows = [
         (
