@@ -261,10 +261,16 @@ def test_the_engine_on_a_cpu_forces_asynchronous_scheduling_off_and_that_is_seen
 def test_the_micro_ladder_on_the_real_engine_proves_what_applies_and_lists_the_rest(tmp_path):
     ensure_engine("cpu")
     argv = ["./inv", "ladder", "--recipe", "micro", "--boots", "1", "--port", "8614", "--out", str(tmp_path), "--json"]
-    answer = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=1800, env={**os.environ})
+    answer = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=1200, env={**os.environ})
     table = json.loads(answer.stdout)
+    lost = [name for name, row in rows(table).items() if any(boot["voided_by"] for boot in row["boots"])]
+    if lost:  # a shared machine may stand still for seconds: the guards void such a boot, and one more is asked for
+        more = ["--rungs", ",".join(lost), "--boots", "2", "--port", "8614", "--json"]
+        argv = ["./inv", "ladder", "--resume", table["folder"], *more]
+        answer = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=1200, env={**os.environ})
+        table = json.loads(answer.stdout)
     found = rows(table)
-    assert answer.returncode == 0, answer.stderr
+    assert answer.returncode in ({7} if lost else {0}), answer.stderr  # the other rungs have their second boot to do
     for name in ("base", "mtp3", "mtp1", "fp16-mamba-state"):
         row = found[name]
         assert row["effect_proved"] is True, row["effect_why"]
