@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.analyse import rounded
 from bench.evidence import Evidence, read_evidence
 from bench.guards import Guard, in_words, run_guards
 from bench.ladder.combine import combine, incomparable
@@ -167,7 +166,7 @@ def rung_row(plan: dict, runs: RungRuns, against: RungRuns | None, names: dict[s
     except RunProblem as problem:
         return row | {"state": "INVALID", "why": str(problem)}
     row |= _figures(verdict, runs, counting)
-    row |= _gain(runs, against, _floor(counting))
+    row |= _gain(runs, against, floors_of(runs).get(RATE))
     row |= _effect(counting)
     row["quality_change"] = _quality_change(against, runs)
     return row
@@ -221,10 +220,11 @@ def _figures(verdict: dict, runs: RungRuns, counting: list[Measured]) -> dict:
     }
 
 
-def _floor(counting: list[Measured]) -> float | None:
-    record = counting[0].evidence.machine.noise_floor
-    known = record.metrics.get("output_tok_s_steady") or record.metrics.get("output_tok_s") if record else None
-    return known.relative if known else None
+def floors_of(runs: RungRuns) -> dict[str, float]:
+    """The noise floors that a rung's runs knew, relative, by metric."""
+    record = runs.counting[0].evidence.machine.noise_floor if runs.counting else None
+    known = {name: noise.relative for name, noise in record.metrics.items()} if record else {}
+    return known | ({"output_tok_s": known["output_tok_s_steady"]} if "output_tok_s_steady" in known else {})
 
 
 def _gain(runs: RungRuns, against: RungRuns | None, floor: float | None) -> dict:
@@ -265,6 +265,7 @@ def _quality_change(against: RungRuns | None, runs: RungRuns) -> dict | None:
 
 
 def answers(runs: RungRuns) -> dict[str, list[dict]]:
+    """A rung's answers by suite, of its first boot whose answers count; empty where there is none."""
     return next((each.evidence.quality for each in runs.measured if each.sound and each.evidence.quality), {})
 
 
@@ -302,8 +303,3 @@ def visit_names(rungs: Sequence[RungRuns]) -> dict[str, str]:
     """Visits in the order of their first run, as 1, 2, …"""
     boots = sorted((each for runs in rungs for each in runs.measured), key=lambda each: each.boot.run or "")
     return {visit: str(number) for number, visit in enumerate(dict.fromkeys(each.visit for each in boots), start=1)}
-
-
-def finished_table(table: dict) -> dict:
-    """The table as it is stored: figures rounded to six digits, so that it has the same bytes everywhere."""
-    return rounded(table)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from bench.ladder.decide import Decision, decide
 from bench.ladder.journal import Boot
-from bench.ladder.rows import RungRuns, read_measured
+from bench.ladder.rows import RungRuns, floors_of, read_measured
 from bench.ladder.setting import Setting
 from recipes.compose import ancestor, compose
 from recipes.load import Loaded
@@ -95,13 +95,6 @@ def _deciding(
         decisions.append(decision)
         kept = current if decision.kept else kept
     return Outlook([], decisions, configurations)
-
-
-def floors_of(runs: RungRuns) -> dict[str, float]:
-    """The noise floors that a rung's runs knew, relative, by metric."""
-    record = runs.counting[0].evidence.machine.noise_floor if runs.counting else None
-    known = {name: noise.relative for name, noise in record.metrics.items()} if record else {}
-    return known | ({"output_tok_s": known["output_tok_s_steady"]} if "output_tok_s_steady" in known else {})
 
 
 def _on(kept: Rung, rung: Rung) -> Rung:

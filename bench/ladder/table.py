@@ -5,17 +5,19 @@ from dataclasses import asdict
 from itertools import compress
 from pathlib import Path
 
+from bench.analyse import rounded
+from bench.evidence import Evidence
 from bench.ladder.journal import Boot
 from bench.ladder.rows import (
     RungRuns,
-    finished_table,
+    floors_of,
     read_measured,
     rounds_drift,
     rung_row,
     visit_names,
     whole_ladder,
 )
-from bench.ladder.sequence import Outlook, Rung, floors_of
+from bench.ladder.sequence import Outlook, Rung
 from bench.ladder.setting import Setting
 from bench.runfolder import dump_json, write_text
 from images.console import note
@@ -38,7 +40,7 @@ def write_table(
     measured = read_measured(folder, boots)
     table = build_table(setting, rungs, boots, ahead, measured)
     table["left"] = len(ahead.units) if not interrupted else max(1, len(ahead.units))
-    table = finished_table(table)
+    table = rounded(table)  # to six digits, so that it has the same bytes everywhere
     try:
         write_text(folder / FILE, dump_json(table))
     except OSError as error:
@@ -120,7 +122,7 @@ def _against(tried: Rung, measured: dict[str, RungRuns]) -> RungRuns | None:
     return measured.get(name, RungRuns(name, [], []))
 
 
-def _engine(evidence) -> dict:
+def _engine(evidence: Evidence) -> dict:
     engine = evidence.manifest.engine
     return {"name": engine.name, "answered": sorted(set(engine.answered)), "identity": engine.identity}
 
