@@ -140,7 +140,7 @@ def test_a_reproduce_in_containers_ends_as_the_process_run_does(cpu_image, tmp_p
     argv = json.loads((run / "boots/1/argv.json").read_text())
     assert argv["live"] == argv["rendered"] and argv["live"][:2] == ["vllm", "serve"]
     # The argv after the program, and the claims that are judged, are those of a process run.
-    published = next((ROOT / "results/cpu-x86-64/micro").glob("*-micro-mtp1-fd4865"))
+    published = next((ROOT / "results/cpu-x86-64/micro").glob("*-micro-mtp1-1e8267"))
     by_process = json.loads((published / "boots/1/argv.json").read_text())["live"]
     start = by_process.index("serve")
     assert without_port(argv["live"][1:]) == without_port(by_process[start:])

@@ -26,7 +26,7 @@ from tests.bundles import BASE, files_of, test_key, tiny_bundle, tree
 from tests.runs import recipe, write_run
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-RUN = next((ROOT / "results/cpu-x86-64/micro").glob("*-micro-mtp1-fd4865"))
+RUN = next((ROOT / "results/cpu-x86-64/micro").glob("*-micro-mtp1-1e8267"))
 
 
 def free_port() -> int:
