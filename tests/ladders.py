@@ -20,7 +20,16 @@ ENGINE = ROOT / "tests" / "reference_engine"
 ROOMS = ("bench", "images", "recipes", "ansible/library", "tasks.py")
 FAMILY = "quick"
 # Other work on the test machine's cores shows in these; what a ladder does with its boots doesn't depend on them.
-NOISE = ("straggler", "cold_engine", "client_saturation", "dispatch_delay", "peak", "little", "telemetry_gaps")
+NOISE = (
+    "straggler",
+    "cold_engine",
+    "client_saturation",
+    "dispatch_delay",
+    "peak",
+    "little",
+    "telemetry_gaps",
+    "counter_gaps",
+)
 FLAGS = {
     "async-scheduling": False,
     "enable-prefix-caching": False,

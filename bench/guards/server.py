@@ -7,7 +7,7 @@ import numpy as np
 from bench.analyse import analyse_window
 from bench.counters import Series, acceptance_length, falls, mean_e2e_s, prefix_hit_share
 from bench.evidence import Evidence, Window
-from bench.guards.guard import Guard, span, worst
+from bench.guards.guard import Guard, Scope, span, worst
 from recipes.schema import Claim
 
 GENERATION_LIMIT = 0.005
@@ -90,7 +90,10 @@ def same_server(evidence: Evidence) -> Iterator[Guard]:
 
 
 def counter_gaps(evidence: Evidence) -> Iterator[Guard]:
-    """The server's counters could be read all through the window, at its end too."""
+    """The server's counters could be read all through the window, at its end too.
+
+    A last look that is missing voids the run: nothing was counted. Gaps before it void what was timed.
+    """
 
     def share(window: Window) -> float | None:
         bounds = span(window)
@@ -100,7 +103,10 @@ def counter_gaps(evidence: Evidence) -> Iterator[Guard]:
 
     most = worst(evidence, share)
     ok = None if most is None else most <= GAP_LIMIT
-    yield Guard("counter_gaps", ok, most, GAP_LIMIT, "share of the window without a look", "/metrics at 1 Hz")
+    counted = all(window.record is not None and window.record.after is not None for window in evidence.windows)
+    scope: Scope = "timing" if ok is False and counted else "run"
+    unit = "share of the window without a look"
+    yield Guard("counter_gaps", ok, most, GAP_LIMIT, unit, "/metrics at 1 Hz", scope=scope)
 
 
 def _uncovered(series: Series, begin: float, end: float) -> float:

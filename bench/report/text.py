@@ -3,6 +3,7 @@
 from rich.console import Console
 from rich.text import Text
 
+from bench.report.remedies import REMEDIES
 from images.console import printable, table
 
 COLOURS = {
@@ -62,11 +63,16 @@ def _print_setting(setting: dict, boots: int, windows: int, console: Console) ->
 
 
 def _print_voids(verdict: dict, console: Console) -> None:
-    for guard in verdict["guards"]:
-        if guard["ok"] is False:
-            note = f" (waived: {guard['waived']})" if guard["waived"] else ""
-            line = f"  ✘ {guard['id']}: found {_number(guard['observed'])}, wanted {_number(guard['limit'])}"
-            console.print(printable(f"{line} {guard['unit']}{note}".rstrip()), markup=False)
+    """Each failed guard, and once for each cause what to do about it."""
+    failed = [guard for guard in verdict["guards"] if guard["ok"] is False]
+    for guard in failed:
+        note = f" (waived: {guard['waived']})" if guard["waived"] else ""
+        line = f"  ✘ {guard['id']}: found {_number(guard['observed'])}, wanted {_number(guard['limit'])}"
+        console.print(printable(f"{line} {guard['unit']}{note}".rstrip()), markup=False)
+    causes = [guard["id"] for guard in failed if not guard["waived"] and not guard.get("because")]
+    for remedy in dict.fromkeys(REMEDIES[cause] for cause in causes if cause in REMEDIES):
+        about = ", ".join(cause for cause in causes if REMEDIES.get(cause) == remedy)
+        console.print(printable(f"  → {about}: {remedy}"), markup=False)
 
 
 def _print_claims(verdict: dict, console: Console) -> None:

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -115,32 +116,39 @@ def test_a_ladder_killed_ten_times_ends_with_the_same_windows_counts_and_decisio
     # A metric that other work on the cores doesn't move, so that the decision is the same whenever it is taken.
     metric = "acceptance_length"
     keep = ("--keep-if-better", metric, "--guard", metric, "--without-quality", "--boots", "3", "--rungs", "mtp1,mtp3")
-    whole = Workshop(tmp_path / "whole", rungs)
+    whole, started = Workshop(tmp_path / "whole", rungs), time.monotonic()
     code, undisturbed, said = whole.ladder("--recipe", FAMILY, *keep)
     assert code == 0, said
+    lasted = time.monotonic() - started
     cut = Workshop(tmp_path / "cut", rungs)
-    argv = cut.argv("--recipe", FAMILY, *keep)
+    from_the_start = argv = cut.argv("--recipe", FAMILY, *keep)
     dice, kills = random.Random(5), 0
     while kills < KILLS:
+        known = ladders_of(cut)
         process = subprocess.Popen(
-            argv, cwd=cut.folder, env=cut.environ, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+            argv, cwd=cut.folder, env=cut.environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
-        time.sleep(dice.uniform(0.5, 7))
-        if process.poll() is not None:
-            break
-        process.send_signal(signal.SIGKILL)
+        with suppress(subprocess.TimeoutExpired):
+            # Together as long as a whole ladder: one that is over before its tenth kill is followed by another.
+            assert process.wait(timeout=dice.uniform(0.5, 2 * lasted / KILLS)) == 0
+            argv = from_the_start
+            continue
+        process.kill()
         process.wait()
         kills += 1
-        folders = list((cut.folder / ".runs").glob("ladder-*"))
-        if folders:
-            argv = cut.argv("--resume", str(folders[0]))
-    assert kills >= KILLS // 2, "the ladder was over before it was killed often enough to show anything"
-    (folder,) = (cut.folder / ".runs").glob("ladder-*")
-    code, resumed, said = cut.ladder("--resume", str(folder))
-    assert code == 0, said
-    assert resumed["left"] == 0
-    assert [each["kept"] for each in undisturbed["decisions"]] == [True]
-    assert what_was_done(resumed, folder) == what_was_done(undisturbed, whole.folder / undisturbed["folder"])
+        if begun := ladders_of(cut) - known:
+            argv = cut.argv("--resume", str(begun.pop()))
+    for folder in ladders_of(cut):
+        code, resumed, said = cut.ladder("--resume", str(folder))
+        assert code == 0, said
+        assert resumed["left"] == 0
+        assert [each["kept"] for each in undisturbed["decisions"]] == [True]
+        assert what_was_done(resumed, folder) == what_was_done(undisturbed, whole.folder / undisturbed["folder"])
+
+
+def ladders_of(shop: Workshop) -> set[Path]:
+    """The folders of a workshop's ladders."""
+    return set((shop.folder / ".runs").glob("ladder-*"))
 
 
 def what_was_done(table: dict, folder: Path) -> dict:

@@ -73,15 +73,20 @@ def test_through_the_real_client_the_steady_estimate_meets_the_truth(tmp_path, s
 
 
 @pytest.mark.parametrize(
-    ("fault", "guard"),
-    [(f"error-event@{WARM_UP + 60}+1", "finish_counters"), (f"metrics-outage@{WARM_UP + 40}+80", "counter_gaps")],
+    ("fault", "guard", "scope"),
+    [
+        (f"error-event@{WARM_UP + 60}+1", "finish_counters", "run"),
+        (f"metrics-outage@{WARM_UP + 40}+80", "counter_gaps", "timing"),
+    ],
 )
-def test_through_the_real_client_a_fault_is_named_by_its_guard(tmp_path, fault, guard):
+def test_through_the_real_client_a_fault_is_named_by_its_guard(tmp_path, fault, guard, scope):
     with serving("--step-ms", "25", "--acceptance", "0.8", "--fault", fault) as url:
         evidence = read_evidence(measured(url, tmp_path))
     found = run_guards(evidence)
     out().print("; ".join(in_words(found)))
-    assert guard in [root.id for root in roots(found)]
+    assert (guard, scope) in [(root.id, root.scope) for root in roots(found)]
     # What was timed depends on what else this machine does; what was counted does not.
-    assert [root.id for root in roots(found) if root.scope == "run"] == [guard]
-    assert judge(evidence)["state"] == "INVALID"
+    assert {root.id for root in roots(found) if root.scope == "run"} == ({guard} if scope == "run" else set())
+    verdict = judge(evidence)
+    assert verdict["state"] == "INVALID" and verdict["output_tok_s"]["whole"] is None
+    assert (verdict["acceptance_length"] is None) == (scope == "run")

@@ -152,10 +152,17 @@ def test_figures_are_the_ones_that_were_recorded(config, prometheus):
         return float(ask(prometheus, query)[0]["value"][1])
 
     # Between the recordings: 2,160 tokens, 1,044 of 1,098 drafts accepted; the replay takes 10 s for it.
-    assert value("Output tokens") == pytest.approx(216, rel=0.05)
-    assert value("Acceptance length") == pytest.approx(1 + 1044 / 1098, abs=0.005)
-    assert value("Prompt tokens found in the prefix cache") == pytest.approx(0.4, abs=0.01)
-    assert value("Energy an output token") == pytest.approx((78.91 + 9.5) / 216, rel=0.05)
+    wanted = {
+        "Output tokens": pytest.approx(216, rel=0.05),
+        "Acceptance length": pytest.approx(1 + 1044 / 1098, abs=0.005),
+        "Prompt tokens found in the prefix cache": pytest.approx(0.4, abs=0.01),
+        "Energy an output token": pytest.approx((78.91 + 9.5) / 216, rel=0.05),
+    }
+    # A scrape that the machine holds up makes one window's rate too low and the next one's too high.
+    deadline = time.monotonic() + 60
+    while (found := {title: value(title) for title in wanted}) != wanted and time.monotonic() < deadline:
+        time.sleep(1)
+    assert found == wanted
 
 
 def test_the_rules_are_loaded_and_healthy_and_the_targets_are_up(prometheus):

@@ -1,20 +1,26 @@
 """Guards on evidence that no engine fault makes: clocks, GPUs, clients, restarts, images; and what a failure voids."""
 
+import io
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from bench.continuity import host_identity
 from bench.evidence import read_evidence
 from bench.guards import in_words, roots, run_guards
 from bench.loops import is_loop
+from bench.report.remedies import REMEDIES
+from bench.report.text import print_verdict
 from bench.runfolder import seal, window_folder
 from bench.verdict import judge
 from tests.runs import GOOD_GPU, claim, closed_loop, counters, recipe, telemetry, write_run
 
+ROOT = Path(__file__).resolve().parents[2]
 GOOD = closed_loop(8, 80, 32, 0.01)
 GPU = {"manifest": {"engine": {"answered": ["0.32.0"]}}}
 
@@ -141,6 +147,22 @@ def test_a_straggler_voids_what_was_timed_and_nothing_else(tmp_path: Path):
         assert states.get("output_tok_s", "INVALID") == "INVALID"
 
 
+def test_a_course_with_gaps_leaves_what_first_and_last_look_count_and_without_a_last_look_nothing_counts(
+    tmp_path: Path,
+):
+    subject = recipe(claims=[claim("acceptance_length", 1.8, 0.05)])
+    whole = counters(subject, 80, 100, GOOD)
+    blind = {name: values[:1] for name, values in whole["series"].items()}
+    for name, counted, state in (
+        ("gap", {**whole, "series": blind}, "REPRODUCED"),
+        ("no last look", {**whole, "after": None}, "INVALID"),
+    ):
+        verdict = judge(read_evidence(write_run(tmp_path / name, subject, counted=counted)))
+        assert "counter_gaps" in {guard["id"] for guard in verdict["guards"] if guard["ok"] is False}
+        assert verdict["state"] == state
+        assert set(verdict["output_tok_s"].values()) == {None}
+
+
 def test_a_waived_cause_explains_nothing(tmp_path: Path):
     broken = {**GOOD, "error": np.asarray(["refused"] + [""] * 79, np.str_)}
     waive = {"waive": [{"guard": "completed", "reason": "a test"}]}
@@ -170,3 +192,16 @@ def test_a_guard_that_only_explains_a_shortfall_voids_nothing(tmp_path: Path):
     assert not replace(found, ok=False, explains_shortfall=True).voids
     assert replace(found, ok=False).voids_metric("acceptance_length")
     assert not replace(found, ok=False, scope="timing").voids_metric("acceptance_length")
+
+
+def test_every_guard_has_a_remedy_and_a_failed_one_is_printed_with_it_once(tmp_path: Path):
+    asked = {
+        guard
+        for file in (ROOT / "bench" / "guards").glob("*.py")
+        for guard in re.findall(r'(?:Guard\(|for name, pick in \(\()"(\w+)"', file.read_text())
+    }
+    assert len(asked) > 25 and asked <= REMEDIES.keys() and REMEDIES.keys() - asked <= {"live_env"}
+    run = write_run(tmp_path / "run", recipe(), **seen(gap=(0.5, 0.7)))
+    sink = io.StringIO()
+    print_verdict(judge(read_evidence(run)), Console(file=sink, width=200))
+    assert sink.getvalue().count(f"→ telemetry_gaps: {REMEDIES['telemetry_gaps']}") == 1
