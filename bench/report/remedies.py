@@ -33,7 +33,7 @@ REMEDIES = {
     "straggler": "one request took far longer than the others: end other work on the machine, run again",
     "degenerate_text": "outputs repeat themselves, which drafts too well: use real prompts and check the weights",
     "dispatch_delay": "the load client was late: end other work; ./inv ceiling lets more clients share the load",
-    "cold_engine": "compiling in the log: the caches were empty, run again; else the machine was busy: end other work",
+    "cold_engine": "compiling in the log: the caches were empty, run again; else the machine was busy",
     "client_saturation": "the load client was the limit: ./inv ceiling measures it, and more clients then share the load",
     "telemetry_gaps": QUIET,
     "gpu_lost": "the driver lost the GPU: dmesg, ./inv doctor",
