@@ -34,7 +34,7 @@ REMEDIES = {
     "degenerate_text": "outputs repeat themselves, which drafts too well: use real prompts and check the weights",
     "dispatch_delay": "the load client was late: end other work; ./inv ceiling lets more clients share the load",
     "cold_engine": "compiling in the log: the caches were empty, run again; else the machine was busy",
-    "client_saturation": "the load client was the limit: ./inv ceiling measures it, and more clients then share the load",
+    "client_saturation": "the load client was the limit: ./inv ceiling measures it, then more clients share the load",
     "telemetry_gaps": QUIET,
     "gpu_lost": "the driver lost the GPU: dmesg, ./inv doctor",
     "throttle": "the GPU was held back: cooling and power supply, then run again; ./inv doctor shows it",
