@@ -11,6 +11,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from rich.table import Table
 from rich.text import Text
 
+SHORT = 16  # letters that a table's column keeps on one line
 HEARTBEAT_S = 30  # where there is no terminal, a line this often says that work goes on
 
 
@@ -46,13 +47,18 @@ def printable(text: str) -> str:
     return "".join(letter if letter.isprintable() or letter == "\n" else "\ufffd" for letter in text)
 
 
-def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Group:
-    """Build the one kind of table used everywhere: a title line, a header unless it is empty, the rows."""
+def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], whole: int = SHORT) -> Group:
+    """Build the one kind of table used everywhere: a title line, a header unless it is empty, the rows.
+
+    Where a terminal is too narrow, columns with texts of more than `whole` letters are wrapped and the others stay.
+    """
     grid = Table(box=None, pad_edge=False, header_style="bold", show_header=any(columns))
-    for column in columns:
-        grid.add_column(column, overflow="fold")
-    for row in rows:
-        grid.add_row(*(cell if isinstance(cell, Text) else Text(printable(cell)) for cell in row))
+    cells = [[cell if isinstance(cell, Text) else Text(printable(cell)) for cell in row] for row in rows]
+    for number, column in enumerate(columns):
+        longest = max([len(column), *(len(row[number]) for row in cells if number < len(row))])
+        grid.add_column(column, overflow="fold", no_wrap=longest <= whole)
+    for row in cells:
+        grid.add_row(*row)
     return Group(Text(title, style="italic"), grid) if title else Group(grid)
 
 

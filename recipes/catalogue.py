@@ -21,14 +21,19 @@ from recipes.schema import Recipe
 from recipes.serving import platform_of
 
 MAX_TAGS = 50
+WHOLE = 20  # letters of a name that stay on one line
 
 
 class Verdict(NamedTuple):
-    """The newest verdict that is known of a recipe: its state, the run's machine, and the run's name."""
+    """The newest verdict that is known of a recipe: its state, the run's machine, and the run's name.
+
+    `invalid_since`: a newer run there that proves nothing, a cut-off one for example; it hides no verdict.
+    """
 
     state: str
     machine: str
     run: str | None = None
+    invalid_since: str | None = None
 
 
 @dataclass(frozen=True)
@@ -66,27 +71,36 @@ def list_recipes(verdicts: Mapping[str, Verdict], sources: Sequence[str], wire: 
         told = {"machine": machine["slug"], "first_choice": chosen, "recipes": [row.as_json() for row in rows]}
         emit_json({**told, "failed": failed})
         return 1 if failed else 0
-    lines = [
-        (
-            ("→ " if row.id == chosen else "  ") + row.id,
-            row.change,
-            row.status or "–",
-            row.here,
-            _said(row.verdict),
-        )
-        for row in rows
-    ]
-    columns = ("recipe", "change", "figures", "on this machine", "newest verdict")
     console = out()
-    console.print(table("Recipes", columns, lines))
-    console.print(f"\n→ what `./inv reproduce` runs here: {why}.", markup=False)
+    for heading, group in _groups(rows):
+        lines = [
+            (("→ " if row.id == chosen else "  ") + name, row.here, _said(row.verdict), row.status or "–")
+            for name, row in group
+        ]
+        console.print(table(heading, ("", "on this machine", "newest verdict", "figures"), lines, whole=WHOLE), "")
+    console.print(f"→ what `./inv reproduce` runs here: {why}.", markup=False)
+    console.print(
+        "A recipe's name is FAMILY/RUNG. What a rung changes: ./inv ladder --show --recipe FAMILY.", markup=False
+    )
     for line in failed:
         note(f"✘ {line}")
     return 1 if failed else 0
 
 
+def _groups(rows: Sequence[Row]) -> list[tuple[str, list[tuple[str, Row]]]]:
+    """The rows under headings, each with its name there: a family's recipes by what follows its name."""
+    groups: dict[str, list[tuple[str, Row]]] = {}
+    for row in rows:
+        family, _, rung = row.id.partition("/")
+        heading, name = (family, rung) if row.where == "library" else (row.where, row.id)
+        groups.setdefault(heading, []).append((name, row))
+    return list(groups.items())
+
+
 def _said(verdict: Verdict | None) -> str:
-    return f"{verdict.state} on {verdict.machine}" if verdict else "–"
+    if verdict is None:
+        return "–"
+    return f"{verdict.state} on {verdict.machine}" + (", then INVALID" if verdict.invalid_since else "")
 
 
 def _library(machine: dict, verdicts: Mapping[str, Verdict]) -> list[Row]:
@@ -103,8 +117,15 @@ def _library(machine: dict, verdicts: Mapping[str, Verdict]) -> list[Row]:
 
 def _row(where: str, name: str, loaded: Loaded, machine: dict, verdict: Verdict | None) -> Row:
     recipe = loaded.recipe
-    change = f"{', '.join(recipe.delta.changes)} (on {recipe.extends})" if recipe.delta else recipe.title
+    change = _change(recipe) if recipe.delta else recipe.title
     return Row(where, name, recipe.title, change, _figures(recipe), _here(loaded, machine), verdict)
+
+
+def _change(recipe: Recipe) -> str:
+    """What a rung changes of what it extends; how that is proved is no news here."""
+    names = [key.removeprefix("engine.flags.").removeprefix("engine.env.") for key in recipe.delta.changes]
+    changed = [name for name in names if not name.startswith("proof.")]
+    return f"{', '.join(changed or names)} (on {recipe.extends.rpartition('/')[2]})"
 
 
 def _figures(recipe: Recipe) -> str | None:

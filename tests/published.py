@@ -4,6 +4,8 @@ import json
 import re
 from pathlib import Path
 
+from bench.ladder.join import remake
+from bench.ladder.setting import FILE as PLAN
 from bench.statistics import power_table
 from bench.verdict import write_verdict
 from tests.unit.test_readme import README, ROOT, shown
@@ -57,9 +59,11 @@ def with_ladders(text: str) -> str:
 
 
 def main() -> None:
-    """Write verdict.json of every run under results/, and the README's block and tables."""
+    """Write verdict.json of every run and ladder.json of every ladder under results/, and the README's block and tables."""
     for recipe in sorted((ROOT / "results").rglob("recipe.yaml")):
         write_verdict(recipe.parent)
+    for plan in sorted((ROOT / "results").rglob(PLAN)):
+        remake(plan.parent)
     linked = Path(re.search(r"\[the run\]\((results/[^)]+)\)", README)[1])
     at = README.index("[the run]")
     text = README[:at] + re.sub(

@@ -1,6 +1,7 @@
 """Room bench: the newest verdict of each recipe, from the runs that lie here: this machine's before others'."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 from bench.handover.runs import RESULTS
@@ -15,22 +16,34 @@ MAX_BYTES = 4 << 20
 def newest_verdicts(runs: Path = RUNS, results: Path = RESULTS, slug: str | None = None) -> dict[str, Verdict]:
     """The newest verdict by recipe id, and by the content of the bundle for adopted recipes.
 
-    A run on this machine goes before others'. What can't be read is left out: a listing is no place to fail.
+    A run on this machine goes before others', and one that proves something before an INVALID one. Boots of
+    ladders count as runs do. What can't be read is left out: a listing is no place to fail.
     """
     slug = slug or machine_facts()["slug"]
-    found: dict[str, tuple[tuple[bool, str], Verdict]] = {}
-    files = [*runs.glob("*/verdict.json"), *results.glob("*/*/*/verdict.json")]
-    for file in files:
+    found: dict[str, list[tuple[tuple[bool, bool, str], Verdict]]] = {}
+    for file in [*_files(runs, "*"), *_files(results, "*/*/*")]:
         verdict, manifest = _read(file), _read(file.parent / "manifest.json")
         state, machine, recipe = (verdict.get(key) for key in ("state", "machine", "recipe"))
         if state not in EXIT_CODES or not isinstance(machine, str) or not isinstance(recipe, str):
             continue
         origin = manifest.get("origin")
         key = origin.get("content") if isinstance(origin, dict) else recipe
-        rank = (machine == slug, file.parent.name)
-        if isinstance(key, str) and (key not in found or found[key][0] < rank):
-            found[key] = rank, Verdict(state, machine, file.parent.name)
-    return {key: verdict for key, (_, verdict) in found.items()}
+        if isinstance(key, str):
+            rank = (machine == slug, state != "INVALID", file.parent.name)
+            found.setdefault(key, []).append((rank, Verdict(state, machine, file.parent.name)))
+    return {key: _best(ranked) for key, ranked in found.items()}
+
+
+def _best(ranked: list[tuple[tuple[bool, bool, str], Verdict]]) -> Verdict:
+    """The first by rank, with the newest INVALID run of the same machine that came after it."""
+    (here, valid, name), best = max(ranked)
+    later = [other for (there, proves, other), _ in ranked if there == here and not proves and other > name]
+    return best._replace(invalid_since=max(later)) if valid and later else best
+
+
+def _files(folder: Path, depth: str) -> Iterator[Path]:
+    yield from folder.glob(f"{depth}/verdict.json")
+    yield from folder.glob(f"{depth}/runs/*/verdict.json")
 
 
 def _read(file: Path) -> dict:

@@ -77,9 +77,10 @@ def _common(settings: list[Setting], folders: list[Path]) -> Setting:
     """One setting for all: the same load and order, every rung of any in the ladder's order."""
     first = settings[0]
     for other, folder in zip(settings[1:], folders[1:], strict=True):
-        if replace(other, rungs=first.rungs, boots=first.boots) != first:
+        if replace(other, rungs=first.rungs, boots=first.boots, begun_with=first.begun_with) != first:
             raise RunProblem(f"{folder} is another ladder than {folders[0]}: family, load, windows or order differ")
     named = [name for setting in settings for name in setting.rungs]
     order = [*load_ladder(first.family).rungs, *named]
     rungs = sorted(dict.fromkeys(named), key=order.index)
-    return replace(first, rungs=rungs, boots=1)
+    begun_with = next((setting.begun_with for setting in settings if setting.begun_with), None)
+    return replace(first, rungs=rungs, boots=1, begun_with=begun_with)

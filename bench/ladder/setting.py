@@ -29,7 +29,8 @@ class Setting:
     """A ladder as it was asked for. `shape` is IN/OUT/STREAMS[/PROMPTS] or None for the recipes' own load.
 
     `keep`: the metric of --keep-if-better, or None; `guards`: metrics that no kept change may worsen. `quality`:
-    a change without a quality suite may be kept (False) or not (True).
+    a change without a quality suite may be kept (False) or not (True). `begun_with`: the boots a rung that were
+    asked for before any figure was known, where more were asked for since.
     """
 
     family: str
@@ -42,6 +43,7 @@ class Setting:
     guards: list[str]
     quality: bool
     schema: int = 1
+    begun_with: int | None = None
 
     def applied(self, loaded: Loaded) -> Loaded:
         """A rung with the ladder's load: its shape and windows, and one boot, since each boot is a run of its own.

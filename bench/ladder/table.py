@@ -23,6 +23,7 @@ from bench.runfolder import dump_json, write_text
 from images.console import note
 from recipes.compare import argument_changes
 from recipes.load import Loaded, load_recipe
+from recipes.schema import Benchmark
 
 FILE = "ladder.json"
 SENSITIVITY = 0.1
@@ -79,7 +80,9 @@ def build_table(
         "engine": _engine(first.evidence) if first else None,
         "status": rungs[0].loaded.recipe.status,
         "order": setting.order,
-        "shape": f"{load.input_len}/{load.output_len}/{load.concurrency}/{load.prompts}",
+        "shape": _shape(load),
+        "published_shape": _shape(_own(rungs[0]).recipe.benchmark),
+        "begun_with": setting.begun_with,
         "windows_a_boot": load.windows,
         "visits": len(names),
         "void_boots": [asdict(boot) for boot in boots if boot.state == "void"],
@@ -109,6 +112,10 @@ def _plan_row(rung: Rung, tried: Rung) -> dict:
 def _own(rung: Rung) -> Loaded:
     """The recipe as the library has it: another load than the claim's takes nothing from what was published."""
     return load_recipe(rung.loaded.recipe.id)
+
+
+def _shape(load: Benchmark) -> str:
+    return f"{load.input_len}/{load.output_len}/{load.concurrency}/{load.prompts}"
 
 
 def _delta(before: Loaded, after: Loaded) -> list[str]:

@@ -129,7 +129,8 @@ def _resumed(folder: Path, boots: int, only: list[str] | None):
             f"--boots {boots}: this ladder was begun with {before.boots} a rung, and isn't cut short once figures are "
             "known: Ctrl-C ends it, and its table says what is left"
         )
-    setting = read_setting(folder, {"boots": boots} if boots else None)
+    more = {"boots": boots, "begun_with": before.begun_with or before.boots} if boots > before.boots else None
+    setting = read_setting(folder, more)
     require_setting(setting)
     return setting
 

@@ -1,5 +1,7 @@
 """Room bench: a ladder in a terminal: published beside measured, what each step gained and cost, and what proves it."""
 
+from collections.abc import Iterator
+
 from rich.console import Console
 from rich.text import Text
 
@@ -141,46 +143,65 @@ def _print_notes(found: dict, console: Console) -> None:
 
 def notes(found: dict) -> list[str]:
     """What a reader of the tables has to know, one sentence each."""
-    lines = []
-    for row in found["rungs"]:
-        name = row["rung"]
-        if row["applies"]:
-            lines.append(f"{name}: {row['applies']}.")
-        lines += [f"✘ {name}, boot {boot['boot']}: {_first_line(boot['cause'])}" for boot in row["failed"]]
-        voided = [boot for boot in row["boots"] if boot["voided_by"]]
-        lines += [
-            f"✘ {name}, boot {boot['boot']} counts for nothing: {'; '.join(boot['voided_by'])}" for boot in voided
-        ]
-        if row.get("state") == "INVALID" and row.get("why") and not voided:
-            lines.append(f"✘ {name}: {row['why']}")
-        if row.get("against") and row.get("step_gain") is None and row.get("step_why"):
-            lines.append(f"{name}: no step. {row['step_why']}.")
-        if row.get("effect_proved") is not True and row.get("effect_why"):
-            lines.append(f"✘ {name}: effect not proved. {row['effect_why']}")
-    whole = found["whole"]
-    if whole and whole["ratio"] is not None:
-        interval = f", 95% {whole['ci95'][0]:.3f} to {whole['ci95'][1]:.3f}" if whole["ci95"] else f" ({whole['why']})"
-        published = f"; published: {whole['published']:.3f} (claimed)" if whole["published"] else ""
-        lines.append(f"{whole['to']} ÷ {whole['from']}: {whole['ratio']:.3f}{interval}{published}")
-    sensitive = found["sensitivity"]
-    if sensitive:
-        factors = ", ".join(f"acceptance {by}: ×{factor:.3f}" for by, factor in sensitive["rate_factor"].items())
-        lines.append(f"{sensitive['rung']} with other draft acceptance ({sensitive['status']}): {factors}")
-    if found["drift"]:
-        drift = found["drift"]
-        interval = f", 95% {drift['ci95'][0]:+.2%} to {drift['ci95'][1]:+.2%}" if drift["ci95"] else ""
-        lines.append(f"Drift, last round against the first: {drift['change']:+.2%}{interval}")
+    lines = [line for row in found["rungs"] for line in _row_notes(row)]
+    lines += _whole_notes(found)
     for decision in found["decisions"]:
         verb = "kept" if decision["kept"] else "rejected"
         lines.append(f"{verb}: {decision['rung']} on {decision['against']}: {'; '.join(decision['reasons'])}")
+    return [*lines, *_caveats(found)]
+
+
+def _row_notes(row: dict) -> Iterator[str]:
+    name, voided = row["rung"], [boot for boot in row["boots"] if boot["voided_by"]]
+    if row["applies"]:
+        yield f"{name}: {row['applies']}."
+    for boot in row["failed"]:
+        yield f"✘ {name}, boot {boot['boot']}: {_first_line(boot['cause'])}"
+    for boot in voided:
+        yield f"✘ {name}, boot {boot['boot']} counts for nothing: {'; '.join(boot['voided_by'])}"
+    if row.get("state") == "INVALID" and row.get("why") and not voided:
+        yield f"✘ {name}: {row['why']}"
+    if row.get("against") and row.get("step_gain") is None and row.get("step_why"):
+        yield f"{name}: no step. {row['step_why']}."
+    if row.get("effect_proved") is not True and row.get("effect_why"):
+        yield f"✘ {name}: effect not proved. {row['effect_why']}"
+
+
+def _whole_notes(found: dict) -> Iterator[str]:
+    """The last rung against the first, what acceptance would change of it, and how the machine drifted meanwhile."""
+    whole, sensitive, drift = found["whole"], found["sensitivity"], found["drift"]
+    if whole and whole["ratio"] is not None:
+        interval = f", 95% {whole['ci95'][0]:.3f} to {whole['ci95'][1]:.3f}" if whole["ci95"] else f" ({whole['why']})"
+        published = f"; published: {whole['published']:.3f} (claimed)" if whole["published"] else ""
+        yield f"{whole['to']} ÷ {whole['from']}: {whole['ratio']:.3f}{interval}{published}"
+    if sensitive:
+        factors = ", ".join(f"acceptance {by}: ×{factor:.3f}" for by, factor in sensitive["rate_factor"].items())
+        yield f"{sensitive['rung']} with other draft acceptance ({sensitive['status']}): {factors}"
+    if drift:
+        interval = f", 95% {drift['ci95'][0]:+.2%} to {drift['ci95'][1]:+.2%}" if drift["ci95"] else ""
+        yield f"Drift, last round against the first: {drift['change']:+.2%}{interval}"
+
+
+def _caveats(found: dict) -> Iterator[str]:
+    """What the figures of this ladder may not be taken for."""
+    published, before = any(row["published_tok_s"] is not None for row in found["rungs"]), found["begun_with"]
+    if published and _load(found["shape"]) != _load(found["published_shape"]):
+        yield f"Published for {_load(found['published_shape'])}, which is another load: compare steps, not rates."
+    if before:
+        more = "more were asked for once figures were known, and an interval of 95% is too narrow then"
+        yield f"Begun with {before} boot(s) a rung: {more}."
     if found["void_boots"]:
-        lines.append(f"{len(found['void_boots'])} boot(s) were cut off or changed; they count for nothing.")
-    if all(row["published_tok_s"] is None for row in found["rungs"]):
-        lines.append("No rate is claimed here: the column claims is about what the recipes claim, not about speed.")
+        yield f"{len(found['void_boots'])} boot(s) were cut off or changed; they count for nothing."
+    if not published:
+        yield "No rate is claimed here: the column claims is about what the recipes claim, not about speed."
     missing = incomplete(found)
     if missing:
-        lines.append(f"Not a whole ladder yet, so exit code 7: {'; '.join(missing)}. ./inv ladder --resume goes on.")
-    return lines
+        yield f"Not a whole ladder yet, so exit code 7: {'; '.join(missing)}. ./inv ladder --resume goes on."
+
+
+def _load(shape: str) -> str:
+    """IN/OUT/STREAMS of a shape: how many requests there were makes no other load."""
+    return shape.rpartition("/")[0]
 
 
 def _first_line(text: str | None) -> str:

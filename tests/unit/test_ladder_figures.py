@@ -21,8 +21,9 @@ from bench.ladder.proof import Proof, effect, proofs
 from bench.ladder.resume import as_measured, require_recipes, require_same_host, strays
 from bench.ladder.rows import read_measured, whole_ladder
 from bench.ladder.sequence import rungs_here
-from bench.ladder.setting import read_setting
+from bench.ladder.setting import read_setting, write_setting
 from bench.ladder.steps import drift, step
+from bench.report.ladder import notes
 from bench.verdict import judge
 from images.engine import Engine
 from images.errors import RunProblem
@@ -249,3 +250,14 @@ def test_a_flag_of_which_the_configuration_does_not_tell_is_proved_by_a_log_line
 
 def test_no_proof_at_all_is_no_effect():
     assert effect([]) is None
+
+
+def test_a_table_says_what_its_figures_may_not_be_taken_for(tmp_path):
+    folder = written_ladder(tmp_path / "ladder", {"base": [0.05, 0.05], "mtp1": [0.04, 0.04]})
+    plain = remake(folder)
+    assert not [line for line in notes(plain) if "another load" in line or "too narrow" in line]
+    write_setting(folder, replace(read_setting(folder), begun_with=1))
+    later = remake(folder)
+    assert any(line.startswith("Begun with 1 boot(s) a rung") for line in notes(later))
+    shape = {**later, "shape": "64/64/8/40", "rungs": [{**later["rungs"][0], "published_tok_s": 6058}]}
+    assert any(line.startswith("Published for 256/128/16, which is another load") for line in notes(shape))
