@@ -1,7 +1,7 @@
 """Room recipes: what differs between two recipes or two rungs, in the engine's own terms."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from images.validate import validate
@@ -103,13 +103,14 @@ def difference(first: str, second: str) -> dict:
 def ladder_rows(family: str, facts: dict) -> list[dict]:
     """A family's ladder, rung by rung: delta in argv/env terms, published figure and step, applies, no-op risks.
 
-    The step is against the last rung that has a published figure.
+    The delta is against the rung that it extends, the step against the last rung that has a published figure.
     """
     rows = []
-    previous: Loaded | None = None
     last_published: float | None = None
-    for rung in load_ladder(family).rungs:
+    rungs = load_ladder(family).rungs
+    for rung in rungs:
         loaded = load_recipe(f"{family}/{rung}")
+        previous = _extended(loaded, {f"{family}/{each}" for each in rungs})
         claimed = next((claim for claim in loaded.recipe.claims if claim.metric == "output_tok_s"), None)
         published = claimed.published if claimed else None
         delta = [now or f"without {was}" for _, was, now in argument_changes(previous, loaded)] if previous else []
@@ -125,5 +126,14 @@ def ladder_rows(family: str, facts: dict) -> list[dict]:
                 "no_op_if": [NO_OPS[key] for key in keys if key in NO_OPS],
             }
         )
-        previous, last_published = loaded, published or last_published
+        last_published = published or last_published
     return rows
+
+
+def _extended(loaded: Loaded, among: Collection[str]) -> Loaded | None:
+    """The nearest of the recipes `among` those given that a recipe extends."""
+    while loaded.recipe.extends:
+        loaded = load_recipe(loaded.recipe.extends)
+        if loaded.recipe.id in among:
+            return loaded
+    return None

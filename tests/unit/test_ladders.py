@@ -180,3 +180,9 @@ def test_a_setting_that_the_engine_overrides_is_named():
         "async-scheduling: declared true, the engine makes it false",
         "speculative-config: declared 3, the engine makes it 1",
     ]
+
+
+def test_a_rung_is_shown_against_what_it_extends():
+    """micro's mtp1 extends mtp3: what lies between them in the published order doesn't run on a CPU."""
+    deltas = {row["rung"]: row["delta"] for row in ladder_rows("micro", NO_GPU)}
+    assert deltas["mtp1"] == ['--speculative-config {"method":"mtp","num_speculative_tokens":1}']
