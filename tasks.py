@@ -12,7 +12,7 @@ from bench.tasks import RECIPE, RUNS, export, finish, noise, verdict
 from images import tasks as image_tasks
 from images.errors import UsageProblem
 from images.front_door import open_door
-from recipes.tasks import build, diff, doctor, lock, provision, render
+from recipes.tasks import build, diff, doctor, lock, provision, render, site
 
 ROOT = Path(__file__).resolve().parent
 RUNTIME = "process or docker; default: as the recipe says"
@@ -264,6 +264,7 @@ ns = Collection(
     list_,
     doctor,
     provision,
+    site,
     bundle,
     adopt,
     push,

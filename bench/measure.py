@@ -28,6 +28,7 @@ from recipes.run.jit import look
 from recipes.run.managed import managed
 from recipes.run.process import Server
 from recipes.run.supervised import interrupts_held
+from recipes.run.tokenizer import fetch_tokenizer
 from recipes.serving import hosted_path
 
 WARM_UP_WAVES = 2
@@ -145,7 +146,7 @@ def _record_boot(plan: Plan, folder: Path, boot: int, server: Server, recorder: 
 def _measure_boot(plan: Plan, run: Path, boot: int, target: Target, recorder: Recorder) -> None:
     recipe = plan.loaded.recipe
     load = recipe.benchmark
-    tokenizer = load_tokenizer(plan.spec.model_path)
+    tokenizer = load_tokenizer(plan.spec.model_path or plan.weights or fetch_tokenizer(plan.spec, recipe.model))
     recorder.stage = f"boot {boot} warm-up"
     count = WARM_UP_WAVES * load.concurrency
     prompts = make_prompts(load, tokenizer, window_seed(load.seed, boot, 0), count)
@@ -170,7 +171,7 @@ def _measure_window(
     folder = window_folder(run, *place)
     title = f"boot {place[0]}: window {place[1]}"
     said = f"{title}, {load.prompts} requests of {load.input_len}+{load.output_len} tokens, {load.concurrency} streams"
-    order = Order(plan.spec.model_path, load, prompts, recorder.clients, *gpus_of(plan))
+    order = Order(plan.tokenizer_for_client, load, prompts, recorder.clients, *gpus_of(plan))
     with stage(said) as update:
 
         def progress(done: int, total: int) -> None:

@@ -8,20 +8,22 @@ from bench.record import Plan
 from images.build import Built, Order, build_image, held_image
 from images.console import note
 from images.declaration import declaration
-from images.docker_engine import is_remote
-from images.engine import ensure_engine
-from images.errors import Problem, UsageProblem
+from images.docker_engine import DockerProblem, docker_engine, is_remote
+from images.engine import Engine, ensure_engine
+from images.errors import EngineProblem, Problem, UsageProblem
 from images.given import given_engine
+from images.index import cache_root
 from images.verify import verify_image
 from recipes.hosts import run_playbook
 from recipes.load import Loaded, first_choice, load_recipe, with_options
 from recipes.machine import gpu_device, load_machines, machine_facts, machine_profile, require_applies
 from recipes.rules import require_rules
 from recipes.run.docker import connect
-from recipes.run.managed import device_of, find_service
+from recipes.run.managed import cache_of, device_of, find_service
 from recipes.run.process import refuse_taken_port
 from recipes.schema import Machine
-from recipes.spec import Container, container, serving_spec
+from recipes.spec import HOST_CACHE, Container, ServingSpec, container, serving_spec
+from recipes.weights import HUB, require_weights, snapshot
 
 RUNTIMES = ("process", "docker")
 
@@ -62,7 +64,8 @@ def plan_for(chosen: Loaded, options: Options, machine: dict) -> Plan:
 
     Raises as `gather` does.
     """
-    gpu = options.gpu or chosen.site.gpu
+    on_gpu = declaration(chosen.recipe.engine.image).device == "cuda"
+    gpu = options.gpu or (chosen.site.gpu if on_gpu else None)
     machine = with_gpu(machine, gpu)
     loaded = with_options(chosen, options.port, options.boots, options.windows)
     require_rules(loaded)
@@ -77,13 +80,13 @@ def plan_for(chosen: Loaded, options: Options, machine: dict) -> Plan:
         if options.runtime == "docker":
             raise UsageProblem("--engine-python is for engines that run as a process, not with --runtime docker")
         engine = given_engine(loaded.recipe.engine.image, options.engine_python, options.engine_paths)
-        return Plan(loaded, engine, spec, machine, options.url, options.load)
+        return _process_plan(loaded, engine, spec, machine, options)
     if choose_runtime(loaded, options.runtime) == "process":
         engine = ensure_engine(loaded.recipe.engine.image, loaded.wheels)
-        return Plan(loaded, engine, spec, machine, options.url, options.load)
+        return _process_plan(loaded, engine, spec, machine, options)
     built = ensure_image(loaded)
     box = engine_container(loaded, built, machine, profile)
-    return Plan(loaded, built, spec, machine, options.url, options.load, box)
+    return Plan(loaded, built, spec, machine, options.url, options.load, box, weights=_weights(loaded, box))
 
 
 def with_gpu(machine: dict, uuid: str | None) -> dict:
@@ -117,18 +120,57 @@ def choose_runtime(loaded: Loaded, asked: str | None) -> str:
 
 
 def ensure_image(loaded: Loaded) -> Built:
-    """The engine's image, built or pulled where it isn't there yet, and proved."""
+    """The engine's image: the one this machine's site names, else built or pulled where it isn't there yet; proved."""
     name, site = loaded.recipe.engine.image, loaded.site
-    built = held_image(name, site.image) if site.image else build_image(Order(name, mirrors=tuple(site.mirrors)))
+    if site.image:
+        try:
+            built = held_image(name, site.image)
+        except EngineProblem as problem:
+            away = f"./inv site --forget images.{name}, and ./inv build --recipe {loaded.recipe.id} makes one"
+            raise EngineProblem(f"{problem}. It is the one named for this machine: {away}") from None
+        note(f"Image: {built.id}, the {name} {built.version} that is named for this machine (./inv site)")
+    else:
+        built = build_image(Order(name, mirrors=tuple(site.mirrors)))
     verify_image(built)
     return built
 
 
 def engine_container(loaded: Loaded, built: Built, machine: dict, profile: Machine) -> Container:
-    """The container part of a plan: the image, the one GPU, and the site's cache, else a volume of this image alone."""
+    """The container part of a plan: the image, the one GPU by CDI, and the cache.
+
+    The cache is the site's; of a repository's model the hosts' own, which has its weights; else a volume of this image
+    alone. Raises UsageProblem where the weights aren't there, DockerProblem for an engine that knows no CDI.
+    """
     device = gpu_device(loaded.recipe, machine, profile)
+    if device and not docker_engine().devices_by_cdi:
+        raise DockerProblem(
+            "the Docker engine is older than 25, which is the first that gives a container a GPU by CDI"
+        )
     volume = f"station-recipes-{built.name}-{built.identity}"
-    return container(loaded, built.reference, device, Path(loaded.site.cache) if loaded.site.cache else volume)
+    cache = loaded.site.cache or (HOST_CACHE if loaded.recipe.model.repo else None)
+    if cache and not is_remote():
+        require_weights(loaded.recipe, Path(cache))
+    return container(loaded, built.reference, device, Path(cache) if cache else volume)
+
+
+def _process_plan(loaded: Loaded, engine: Engine, spec: ServingSpec, machine: dict, options: Options) -> Plan:
+    """A plan for an engine that runs as a process: a repository's model lies in the site's cache, else in ours."""
+    plan = Plan(loaded, engine, spec, machine, options.url, options.load)
+    model = loaded.recipe.model
+    if not model.repo:
+        return plan
+    cache = Path(loaded.site.cache) if loaded.site.cache else cache_root()
+    require_weights(loaded.recipe, cache)
+    spec = replace(spec, env={**spec.env, "HF_HOME": str(cache / HUB)})
+    return replace(plan, spec=spec, weights=snapshot(cache, model))
+
+
+def _weights(loaded: Loaded, box: Container) -> Path | None:
+    """The folder of a repository's model where the engine's cache is a folder of this machine, and it is in it."""
+    if not loaded.recipe.model.repo or not isinstance(box.cache, Path):
+        return None
+    folder = snapshot(box.cache, loaded.recipe.model)
+    return folder if folder.is_dir() else None
 
 
 def gather_service(recipe: str, host: str, windows: int) -> Plan:
@@ -145,12 +187,12 @@ def gather_service(recipe: str, host: str, windows: int) -> Plan:
     with closing(connect()) as client:
         running = find_service(client, loaded.recipe.id)
         built = held_image(loaded.recipe.engine.image, running.attrs["Image"])
-        box = container(loaded, built.id, device_of(running), "none")
+        box = container(loaded, built.id, device_of(running), cache_of(running))
     verify_image(built)
     if is_remote():
         refuse_taken_port(spec.host, spec.port)  # the tunnel's end here
     note(f"Recipe {loaded.recipe.id}: the service on {host}, as it runs")
-    return Plan(loaded, built, spec, machine, box=box, service=True)
+    return Plan(loaded, built, spec, machine, box=box, service=True, weights=_weights(loaded, box))
 
 
 def host_facts(host: str) -> dict:

@@ -15,7 +15,8 @@ from images.index import cache_root
 from recipes.load import Loaded
 from recipes.model_files import observed_files
 from recipes.rules import TABLE_VERSION
-from recipes.spec import Container, ServingSpec
+from recipes.spec import CACHE_IN_CONTAINER, Container, ServingSpec
+from recipes.weights import snapshot
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -27,7 +28,8 @@ class Plan:
     Without `load` only the quality suites are run. With `box` the engine runs in a container of an image;
     with `service` it runs there already, as provisioning left it. Boots are counted from `first_boot`: it decides
     their seeds. `resolved` is what the engine makes of the recipe, beside what it made of the one before (see
-    evidence.Resolved); a run keeps it.
+    evidence.Resolved); a run keeps it. `weights` is the folder of a repository's model on this machine, None for
+    another machine's.
     """
 
     loaded: Loaded
@@ -40,6 +42,14 @@ class Plan:
     service: bool = False
     first_boot: int = 1
     resolved: dict | None = None
+    weights: Path | None = None
+
+    @property
+    def tokenizer_for_client(self) -> Path:
+        """The model's folder as the load client sees it: in its container, where there is one."""
+        if self.spec.model_path:
+            return self.spec.model_path
+        return snapshot(Path(CACHE_IN_CONTAINER), self.loaded.recipe.model) if self.box else self.weights
 
 
 class Recorder:
@@ -66,7 +76,7 @@ class Recorder:
             "planned_windows": load.boots * load.windows if plan.load else 0,
             "tool": tool_version(),
             "engine": {**_engine_record(plan), "answered": []},
-            "model": {"files": None if plan.url else observed_files(plan.loaded)},
+            "model": {"files": None if plan.url else observed_files(plan.loaded, plan.weights)},
             "rules": TABLE_VERSION,
             "seed": load.seed,
             "url": plan.url,
@@ -145,7 +155,8 @@ def tool_version() -> dict:
 def anonymous(text: str, plan: Plan) -> str:
     """Write this machine's folders by name, so that a published run tells nothing of anybody's disk."""
     names = {
-        str(plan.spec.model_path): "{model}",
+        str(plan.spec.model_path or plan.weights or ""): "{model}",
+        plan.spec.env.get("HF_HOME", ""): "{hub}",
         **({str(plan.engine.python.parent.parent): "{engine}"} if plan.box is None else {}),
         str(REPOSITORY): "{repository}",
         str(cache_root()): "{cache}",

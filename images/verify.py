@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from secrets import token_hex
@@ -18,6 +19,15 @@ from images.secrets import secrets_in
 from images.verify_checks import Finding
 
 SCHEMA = 1
+IMAGES = Path(__file__).resolve().parent
+TOGETHER = """
+import sys, types
+checks = types.ModuleType("verify_checks")
+checks.__file__ = {home!r}
+sys.modules["verify_checks"] = checks
+exec(compile({checks!r}, checks.__file__, "exec"), checks.__dict__)
+exec(compile({verify!r}, "verify", "exec"), {{"__name__": "__main__"}})
+"""
 HOME = "/opt/station-recipes"
 
 
@@ -63,13 +73,21 @@ def inside(built: Built, device: str | None = None, options: Sequence[str] = ())
         "2g",
     ]
     argv += ["--device", device] if device else []
-    argv += ["--entrypoint", f"{HOME}/verify", built.id]
+    program = None
+    if built.source == "pull":  # upstream's image has no verify of ours: it comes in on the standard input
+        program = as_one_program(built.name)
+        argv += ["--interactive", "--entrypoint", "python3", built.id, "-", "--upstream"]
+    else:
+        argv += ["--entrypoint", f"{HOME}/verify", built.id]
     argv += ["--platform", built.platform, "--version", built.version, "--uid", str(uid), *options]
     image = find_image(built.id)
     for arch in image.labels.get(f"{LABEL}.cuda-archs", "").split() if image else []:
         argv += ["--cuda-arch", arch]
-    with Popen(argv, stdin=DEVNULL, stdout=PIPE, stderr=PIPE, text=True) as process:
+    with Popen(argv, stdin=PIPE if program else DEVNULL, stdout=PIPE, stderr=PIPE, text=True) as process:
         try:
+            if program:
+                with process.stdin as source, suppress(BrokenPipeError):
+                    source.write(program)
             findings = list(_shown(built.name, process.stdout))
         except BaseException:  # the container does not end with the program that started it
             run(["docker", "kill", name])
@@ -80,6 +98,12 @@ def inside(built: Built, device: str | None = None, options: Sequence[str] = ())
             f"verify could not be run in the image {built.reference}: {said[-500:] or 'it said nothing'}"
         )
     return findings
+
+
+def as_one_program(name: str) -> str:
+    """An image's verify and the checks it is made of as one program, to be read from the standard input."""
+    checks, verify = (file.read_text() for file in (IMAGES / "verify_checks.py", IMAGES / name / "verify"))
+    return TOGETHER.format(home=f"{HOME}/verify_checks.py", checks=checks, verify=verify)
 
 
 def _shown(name: str, lines: Iterable[str]) -> Iterator[Finding]:

@@ -72,6 +72,9 @@ def arguments(description: str) -> argparse.ArgumentParser:
     parser.add_argument("--version", required=True, help="what the engine must call itself")
     parser.add_argument("--uid", required=True, type=int, help="the user that the engine runs as")
     parser.add_argument("--cache", default="/cache", type=Path, help="the folder of the engine's caches")
+    parser.add_argument(
+        "--upstream", action="store_true", help="an image of somebody's: its packages aren't pinned here"
+    )
     parser.add_argument("--skip-engine", action="store_true", help="don't start the engine")
     return parser
 
@@ -101,8 +104,13 @@ def pinned_versions(text: str) -> dict[str, str]:
     return {normalised(name): version for name, version in re.findall(r"^([A-Za-z0-9._-]+)==([^\s;\\]+)", text, re.M)}
 
 
-def pins(_: argparse.Namespace) -> Iterator[Finding]:
+def pins(options: argparse.Namespace) -> Iterator[Finding]:
     """Every installed distribution is the pinned version, none is missing, and none beside them is there."""
+    if options.upstream:
+        yield Finding(
+            "pins", None, "cannot check: upstream's packages, told by the image's digest alone", "pinned ones"
+        )
+        return
     wanted = pinned_versions(PINS.read_text())
     found = {normalised(each.metadata["Name"]): each.version for each in metadata.distributions(path=[site()])}
     wrong = [
@@ -117,7 +125,7 @@ def pins(_: argparse.Namespace) -> Iterator[Finding]:
 
 def site() -> str:
     """The folder of the engine's packages."""
-    return next(path for path in sys.path if path.endswith("site-packages"))
+    return str(metadata.distribution("vllm").locate_file(""))
 
 
 def architecture(options: argparse.Namespace) -> Iterator[Finding]:
@@ -136,7 +144,8 @@ def user(options: argparse.Namespace) -> Iterator[Finding]:
     """The engine doesn't run as root, and can't change itself."""
     found = f"{os.getuid()}:{os.getgid()}"
     yield Finding("user", found == f"{options.uid}:{options.uid}", found, f"{options.uid}:{options.uid}")
-    writable = [str(path) for path in (Path(site()), Path(sys.executable).parent, HOME) if may_write(path)]
+    own = [path for path in (Path(site()), Path(sys.executable).parent, HOME) if path.exists()]
+    writable = [str(path) for path in own if may_write(path)]
     yield Finding("own files", not writable, ", ".join(writable) or "not writable", "not writable by the engine's user")
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from images.build import Built, Order, build_image
 from images.console import emit_json, note, out, table
+from images.declaration import declaration
 from images.errors import UsageProblem
 from images.verify import verify_image
 from images.verify_checks import Finding
@@ -14,6 +15,7 @@ from images.yaml_source import shown
 from recipes.check import save_lock
 from recipes.load import load_recipe
 from recipes.lock import Images
+from recipes.site import accept_image
 
 
 def build_engine(
@@ -27,6 +29,7 @@ def build_engine(
     started = time.monotonic()
     built = build_image(order)
     findings = [] if prove == "not" else verify_image(built, again=prove == "again" or built.fresh)
+    _accept(built, prove)
     locked = _locked(recipe, built, lock_file) if lock and recipe and prove != "not" else None
     if as_json:
         emit_json(
@@ -51,6 +54,19 @@ def order_for(recipe: str | None, image: str | None, **options: object) -> Order
     if bool(recipe) == bool(image):
         raise UsageProblem("build needs either --recipe NAME or --image NAME")
     return Order(load_recipe(recipe).recipe.engine.image if recipe else image, **options)
+
+
+def _accept(built: Built, prove: str) -> None:
+    """An image that stands for the declared one is used here from now on: it was asked for, and is said."""
+    facts = declaration(built.name)
+    if built.source == facts.source or prove == "not":
+        return
+    accept_image(built.name, built.id)
+    note(f"It stands for {facts.sources.build.stands_for or facts.version}")
+    note(
+        f"From now on recipes of the engine {built.name} run in it on this machine: ./inv site shows it, "
+        f"./inv site --forget images.{built.name} takes it back"
+    )
 
 
 def _locked(recipe: str, built: Built, lock_file: Path | None) -> Path | None:

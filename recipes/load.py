@@ -13,6 +13,7 @@ from images.validate import nearest_mark, validate
 from images.yaml_source import Document, KeyPath, Mark, read_yaml
 from recipes.adopted import Adopted, Site, find_adopted
 from recipes.schema import Ladder, Recipe
+from recipes.site import at_own_site
 
 LIBRARY = Path(__file__).parent / "library"
 LADDER_FILE = "ladder.yaml"
@@ -25,7 +26,7 @@ ATOMIC = (("engine", "flags"), ("engine", "env"), ("model", "files"))
 class Loaded:
     """A recipe with the folder it came from and the mark of each of its keys.
 
-    `site` is what this machine says of an adopted recipe, `wheels` where its bundle brought the engine's;
+    `site` is what this machine says of it, `wheels` where an adopted one's bundle brought the engine's;
     `origin` names the bundle.
     """
 
@@ -97,14 +98,18 @@ def resolve_id(name: str, library: Path = LIBRARY) -> str:
 
 
 def load_recipe(name: str, library: Path = LIBRARY) -> Loaded:
-    """Load a recipe by id or family, following `extends`.
+    """Load a recipe by id or family, following `extends`; one of the library with what this machine's site says.
 
     Raises UsageProblem naming file, line and key for anything wrong.
     """
     recipe_id = resolve_id(name, library)
     if "@" in recipe_id:
         return load_adopted(find_adopted(recipe_id))
-    return _load(recipe_id, library, chain=())
+    loaded = _load(recipe_id, library, chain=())
+    if library != LIBRARY:
+        return loaded
+    recipe, site = at_own_site(loaded.recipe)
+    return replace(loaded, recipe=recipe, site=site)
 
 
 def load_adopted(adopted: Adopted) -> Loaded:

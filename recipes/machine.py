@@ -12,6 +12,7 @@ from images.yaml_source import read_yaml
 from recipes.schema import Machine, Match, Recipe
 
 MACHINES = Path(__file__).parent / "machines"
+NAME_GPU = "Name it, once for this machine: ./inv site --gpu UUID"
 FACTS_SCRIPT = Path(__file__).parent.parent / "ansible" / "library" / "machine_facts.py"
 
 
@@ -66,7 +67,11 @@ def why_not(recipe: Recipe, facts: dict) -> str | None:
     if on_gpu and not has_gpu:
         return "needs an NVIDIA GPU"
     if recipe.model.repo and not recipe.model.revision:
-        return f"needs a confirmed revision of {recipe.model.repo} (model.revision)"
+        return (
+            f"needs the commit of {recipe.model.repo} that you confirm. Read it where you trust it: git ls-remote "
+            f"https://huggingface.co/{recipe.model.repo} HEAD. Then: "
+            f"./inv site --model-revision {recipe.model.repo}=COMMIT"
+        )
     return None
 
 
@@ -77,10 +82,13 @@ def require_applies(recipe: Recipe, facts: dict) -> None:
         raise UsageProblem(f"{recipe.id} can't run here: it {reason}. `./inv list` shows what can.")
 
 
-def gpu_device(recipe: Recipe, facts: dict, profile: Machine, uuid: str | None = None) -> str | None:
+def gpu_device(
+    recipe: Recipe, facts: dict, profile: Machine, uuid: str | None = None, remedy: str = NAME_GPU
+) -> str | None:
     """The CDI name of the one GPU a recipe runs on, `uuid`'s where a site names one; None for a CPU engine.
 
-    Raises UsageProblem unless exactly one GPU fits the machine's profile: an index is no contract.
+    Raises UsageProblem unless exactly one GPU fits the machine's profile: an index is no contract. `remedy` says how
+    to name it.
     """
     if declaration(recipe.engine.image).device != "cuda":
         return None
@@ -88,5 +96,5 @@ def gpu_device(recipe: Recipe, facts: dict, profile: Machine, uuid: str | None =
     fitting = [each for each in fitting if uuid in {None, each}]
     if profile.device != "cuda" or len(fitting) != 1:
         seen = ", ".join(f"{gpu['name']} {gpu['uuid']}" for gpu in facts["gpus"]) or "no NVIDIA GPU"
-        raise UsageProblem(f"wanted exactly one GPU that {recipe.id} is made for, found: {seen}. Name it with --device")
+        raise UsageProblem(f"wanted exactly one GPU that {recipe.id} is made for, found: {seen}. {remedy}")
     return f"nvidia.com/gpu={fitting[0]}"

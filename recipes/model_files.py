@@ -13,19 +13,22 @@ def sha256(file: Path) -> str:
         return hashlib.file_digest(source, "sha256").hexdigest()
 
 
-def observed_files(loaded: Loaded) -> dict[str, str | None]:
+def observed_files(loaded: Loaded, weights: Path | None = None) -> dict[str, str | None]:
     """Hash what lies in the model's folder: sha256 by name; None for a file the recipe names and isn't there.
 
-    Files the recipe doesn't name count too: an added tokenizer file changes what the engine reads.
+    Files the recipe doesn't name count too: an added tokenizer file changes what the engine reads. Of a repository's
+    model, whose folder is `weights`, those that the recipe names: its commit says the rest.
     Raises Problem if the folder itself is missing.
     """
-    if loaded.recipe.model.path is None:
-        return dict.fromkeys(loaded.recipe.model.files)
-    folder = loaded.folder / loaded.recipe.model.path
+    model = loaded.recipe.model
+    folder = loaded.folder / model.path if model.path else weights
+    if folder is None:
+        return dict.fromkeys(model.files)
     if not folder.is_dir():
         raise Problem(f"{loaded.mark('model', 'path')}: the model folder {folder} isn't there")
     try:
-        present = {file.name: sha256(file) for file in sorted(folder.iterdir()) if file.is_file()}
+        files = sorted(file for file in folder.iterdir() if file.is_file() and (model.path or file.name in model.files))
+        present = {file.name: sha256(file) for file in files}
     except OSError as error:
         raise Problem(f"the model's file {error.filename} can't be read: {error.strerror}") from error
     return {**dict.fromkeys(loaded.recipe.model.files), **present}

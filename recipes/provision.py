@@ -2,18 +2,28 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from images.errors import Problem
+from images.errors import Problem, UsageProblem
 from recipes.hosts import Host, changing, report, run_playbook
 from recipes.load import Loaded, load_recipe
-from recipes.serving import HostImage, host_image, platform_of, service, variables
+from recipes.lock import with_revision
+from recipes.serving import HostImage, host_image, platform_of, service, variables, weights_variables
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What hosts are to serve. `image` as --image has it; without `serve` only the model's weights are brought."""
+
+    recipe: str
+    image: str | None
+    serve: bool
 
 
 def provision_recipe(
-    recipe: str,
-    image: str | None,
+    wanted: Wanted,
     hosts: str,
     inventory: str | None,
     settings: Sequence[str],
@@ -22,24 +32,42 @@ def provision_recipe(
 ) -> int:
     """Provision hosts and serve a recipe on each, rendered by the host's own facts; a host that fails stops no other.
 
+    On this machine alone, the image that its site names goes before the declared one.
     Returns 0 where every host serves it (with `check`: would), 1 where one doesn't.
     """
-    loaded = load_recipe(recipe)
+    loaded = load_recipe(wanted.recipe)
+    here = hosts in {"", "localhost"} and not inventory
+    image = wanted.image or (loaded.site.image if here else None)
+    doing = f"{'Checking what it takes to serve' if check else 'Serving'} {loaded.recipe.id}"
+    if not wanted.serve:
+        _require_weights_to_bring(loaded)
+        doing = f"{'Checking what it takes to bring' if check else 'Bringing'} {loaded.recipe.model.repo}"
     looked = run_playbook("facts.yml", hosts, inventory, settings, "Asking the hosts what they are")
     with TemporaryDirectory(prefix="station-recipes-serving-") as folder:
-        told = _tell(loaded, image, looked, Path(folder))
+        told = _tell(loaded, looked, Path(folder), image) if wanted.serve else _tell_weights(loaded, looked)
         able = [host for host in looked if not host.problem]
         made = [host for host in looked if host.problem]
         if able:
             more = Path(folder) / "hosts.json"
             more.write_text(json.dumps({"all": {"hosts": told}}))
             names = ",".join(host.name for host in able)
-            doing = f"{'Checking what it takes to serve' if check else 'Serving'} {loaded.recipe.id}"
             made += run_playbook("site.yml", names, inventory, settings, doing, changing(check), more)
     return report(sorted(made, key=lambda host: host.name), check, as_json)
 
 
-def _tell(loaded: Loaded, image: str | None, looked: Sequence[Host], folder: Path) -> dict[str, dict]:
+def _require_weights_to_bring(loaded: Loaded) -> None:
+    """Raise UsageProblem where a recipe's model is no repository's, or at no confirmed commit."""
+    if not loaded.recipe.model.repo:
+        raise UsageProblem(f"{loaded.recipe.id} serves a folder of this repository: it has no weights to bring")
+    with_revision(loaded, None)
+
+
+def _tell_weights(loaded: Loaded, looked: Sequence[Host]) -> dict[str, dict]:
+    """The roles' variables for hosts that only get a model's weights."""
+    return {host.name: weights_variables(loaded) for host in looked if not host.problem}
+
+
+def _tell(loaded: Loaded, looked: Sequence[Host], folder: Path, image: str | None) -> dict[str, dict]:
     """The roles' variables for each host; a host that can't serve the recipe is marked with the reason instead."""
     told: dict[str, dict] = {}
     images: dict[str, HostImage] = {}

@@ -23,6 +23,7 @@ from recipes.schema import Machine
 from recipes.spec import IMAGE, IMAGE_ID, ServingSpec, container, serving_spec
 
 MODELS_ON_HOST = "/var/lib/station-recipes/models"
+NAME_ON_HOST = "Name it for this host: preflight_gpu in the inventory, or --set preflight_gpu=UUID"
 UNPACKED = 3  # an archive's size, copied over and unpacked, at most so many times itself: layers are compressed
 
 
@@ -167,18 +168,26 @@ def _device(loaded: Loaded, facts: dict, profile: Machine, gpu: str) -> str | No
     """The CDI name of the one GPU; the inventory's choice goes before, if the host has it."""
     if gpu and declaration(loaded.recipe.engine.image).device == "cuda":
         facts = {**facts, "gpus": [each for each in facts["gpus"] if each["uuid"] == gpu]}
-    return gpu_device(loaded.recipe, facts, profile)
+    return gpu_device(loaded.recipe, facts, profile, remedy=NAME_ON_HOST)
+
+
+def weights_variables(loaded: Loaded) -> dict[str, object]:
+    """The roles' variables about a recipe's model, and the user and port that it is served by."""
+    model = loaded.recipe.model
+    fetched = {"repo": model.repo, "revision": model.revision, "files": dict(model.files)}
+    return {
+        "station_uid": loaded.recipe.runtime.user,
+        "station_ports": [loaded.recipe.runtime.port],
+        "model_cache_models": [fetched] if model.repo else [],
+    }
 
 
 def variables(loaded: Loaded, image: HostImage, told: Service, facts: dict, file: Path) -> dict[str, object]:
     """The roles' variables of one host; `file` is where `told` is written on this machine, for role serving."""
     model = loaded.recipe.model
     file.write_text(json.dumps(asdict(told)), encoding="utf-8")
-    fetched = {"repo": model.repo, "revision": model.revision, "files": dict(model.files)}
     return {
-        "station_uid": loaded.recipe.runtime.user,
-        "station_ports": [loaded.recipe.runtime.port],
-        "model_cache_models": [fetched] if model.repo else [],
+        **weights_variables(loaded),
         "engine_image_reference": image.reference,
         "engine_image_ids": list(image.ids),
         "engine_image_platform": platform_of(facts),

@@ -124,20 +124,51 @@ def doctor(_c, host="", inventory=None, set=None, json=False):  # noqa: A002
         **HOSTS,
         "recipe": "recipe id or family, such as micro/mtp1: serve it there as a service of systemd",
         "image": "NAME@sha256:…, an archive of image.save, or sha256:… of one the hosts have; default: as declared",
+        "serve": "serve the recipe (--no-serve: bring its model's weights, and start nothing)",
         "rollback": "bring back the service before, unit and lock, and do nothing else",
         "check": "say what would change, and change nothing",
     },
     iterable=["set"],
 )
-def provision(_c, host="", inventory=None, recipe=None, image=None, rollback=False, check=False, set=None, json=False):  # noqa: A002
+def provision(
+    _c,
+    host="",
+    inventory=None,
+    recipe=None,
+    image=None,
+    serve=True,
+    rollback=False,
+    check=False,
+    set=None,  # noqa: A002
+    json=False,
+):
     """Bring hosts to where they can serve, and serve a recipe there. On DGX OS it installs no packages."""
     from recipes.hosts import provision
-    from recipes.provision import provision_recipe, roll_back
+    from recipes.provision import Wanted, provision_recipe, roll_back
 
-    if (rollback and recipe) or (image and not recipe):
-        raise UsageProblem("provision takes --recipe NAME (and with it --image), or --rollback, or neither")
+    if (rollback and recipe) or ((image or not serve) and not recipe):
+        raise UsageProblem("provision takes --recipe NAME (with it --image or --no-serve), or --rollback, or neither")
     if rollback:
         raise Exit(code=roll_back(host, inventory, set, check, json))
     if recipe:
-        raise Exit(code=provision_recipe(recipe, image, host, inventory, set, check, json))
+        raise Exit(code=provision_recipe(Wanted(recipe, image, serve), host, inventory, set, check, json))
     raise Exit(code=provision(host, inventory, set, check, json))
+
+
+@task(
+    iterable=["mirror", "image", "model_revision", "forget"],
+    help={
+        "gpu": "the UUID of the one GPU to use, where several fit a recipe",
+        "cache": f"host folder of weights and compiled kernels; default: {HOST_CACHE} where the weights are there",
+        "mirror": "a registry's repository to ask for an engine's image first; may be repeated",
+        "image": "ENGINE=sha256:… of the image to use for an engine; `build` says so of what it built itself",
+        "model-revision": "OWNER/NAME=COMMIT: the commit of a model's repository that you confirm",
+        "forget": "take something back: gpu, cache, mirrors, images.ENGINE or revisions.OWNER/NAME",
+        "json": "print JSON",
+    },
+)
+def site(_c, gpu=None, cache=None, mirror=None, image=None, model_revision=None, forget=None, json=False):
+    """Say once what holds for this machine, and every task uses it; bare, what is said so far."""
+    from recipes.site import change_site
+
+    change_site(gpu, cache, mirror, image, model_revision, forget, json)

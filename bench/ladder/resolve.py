@@ -14,7 +14,8 @@ from images.index import cache_root
 from images.probe import ask, resolved_config
 from recipes.load import Loaded, changes
 from recipes.machine import load_machines, machine_profile
-from recipes.spec import Container, ServingSpec, serving_spec
+from recipes.spec import CACHE_ENV, Container, ServingSpec, serving_spec
+from recipes.weights import HUB
 
 GPU = "CUDA_VISIBLE_DEVICES"  # chosen for this run, not by the recipe
 SILENT = ("proof.", "quality.", "runtime.", "benchmark.", "choices.")  # nothing that an engine could take in
@@ -71,7 +72,11 @@ def _in_container(spec: ServingSpec, box: Container) -> dict:
     command = ["docker", "run", "--rm", "--network", "none", "--read-only", "--cap-drop", "ALL"]
     command += ["--tmpfs", "/tmp", "--tmpfs", f"/cache:uid={box.user},exec", "--user", f"{box.user}:{box.user}"]  # noqa: S108
     command += ["--device", box.device] if box.device else []
-    command += ["--volume", f"{spec.model_path}:{spec.model_path}:ro"] if spec.model_path else []
+    if spec.model_path:
+        command += ["--volume", f"{spec.model_path}:{spec.model_path}:ro"]
+    else:  # a repository's model: the hub's part of the cache
+        hub = CACHE_ENV["HF_HOME"]
+        command += ["--volume", f"{box.cache}/{HUB}:{hub}:ro", "--env", f"HF_HOME={hub}"]
     for variable, value in spec.env.items():
         command += ["--env", f"{variable}={value}"]
     command += ["--entrypoint", "python3", box.image]

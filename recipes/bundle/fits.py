@@ -39,10 +39,10 @@ def machine_findings(loaded: Loaded, facts: dict, site: Site) -> list[Finding]:
         found.append(Finding("claims", None, f"of {', '.join(claimed)}: a run here is NOT_COMPARABLE to those"))
     if declaration(recipe.engine.image).device == "cuda" and reason is None:
         try:
-            device = gpu_device(recipe, facts, machine_profile(facts, load_machines()), site.gpu)
+            device = gpu_device(recipe, facts, machine_profile(facts, load_machines()), site.gpu, "Name it: --gpu UUID")
             found.append(Finding("gpu", True, device))
         except UsageProblem as problem:
-            found.append(Finding("gpu", False, f"{problem}".replace("--device", "--gpu UUID")))
+            found.append(Finding("gpu", False, str(problem)))
     return found
 
 

@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from subprocess import CompletedProcess
 
@@ -34,6 +35,10 @@ from recipes.run.tunnel import tunnel
 from recipes.spec import CACHE_IN_CONTAINER, FIXED_ENV, Container, ServingSpec
 
 KIND = f"{LABEL}.kind"
+ENDED = ("exited", "dead")
+STARTS_WITHIN = timedelta(minutes=10)
+# How what runs in a container is stopped, by its kind; a service's container has none.
+WHOSE = {"lasting server": "./inv stop", "server": "end the run that measures it, by Ctrl-C, or wait for its end"}
 SECOND_NS = 1_000_000_000
 STOP_MARGIN_S = 20  # for `docker stop` and `docker rm`, after the engine's own time is over
 ATTACH = Path(__file__).with_name("attach.py")
@@ -123,7 +128,7 @@ def create(client: docker.DockerClient, spec: ServingSpec, box: Container, kind:
     name = container_name(spec.recipe_id)
     _refuse_taken_name(client, name)
     options = sdk_options(spec, box)
-    if is_remote():
+    if is_remote() and spec.model_path:
         here = [mount for mount in options["mounts"] if mount["Target"] != str(spec.model_path)]
         options["mounts"] = [*here, *model_options(client, spec, box)["mounts"]]
     options["labels"] = {**options["labels"], KIND: kind, f"{LABEL}.port": str(spec.port), f"{LABEL}.url": spec.url}
@@ -211,9 +216,10 @@ def client_container(
 
 
 def model_options(client: docker.DockerClient, spec: ServingSpec, box: Container) -> dict:
-    """The model's mount: the folder itself, or a volume of another machine's engine that holds a copy."""
+    """The model's mount: its folder, or another machine's volume with a copy of it; else the cache that has it."""
     if spec.model_path is None:
-        return {"mounts": []}
+        (cache,) = sdk_mounts(spec, box)
+        return {"mounts": [Mount(CACHE_IN_CONTAINER, cache["Source"], type=cache["Type"], read_only=True)]}
     path = str(spec.model_path)
     if not is_remote():
         return {"mounts": [Mount(path, path, type="bind", read_only=True)]}
@@ -228,12 +234,19 @@ def _refuse_taken_name(client: docker.DockerClient, name: str) -> None:
         return
     if f"{LABEL}.recipe" not in found.labels:
         raise EngineProblem(f"a container {name!r} exists that isn't ours (no label {LABEL}.recipe): rename it")
-    if found.status == "running":
+    if found.status not in ENDED and not _left_over(found):
+        remedy = WHOSE.get(found.labels.get(KIND, ""), f"systemctl stop {name}, if it is a service of this host")
         raise EngineProblem(
-            f"{found.labels[f'{LABEL}.recipe']} already runs in the container {name!r} "
-            f"(port {found.labels.get(f'{LABEL}.port', '?')}). Stop it first: ./inv stop"
+            f"{found.labels[f'{LABEL}.recipe']} is already {found.status} in the container {name!r} "
+            f"(port {found.labels.get(f'{LABEL}.port', '?')}). Stop it first: {remedy}"
         )
     remove(found)
+
+
+def _left_over(container: DockerContainer) -> bool:
+    """Whether a container was made and never started: who made it was killed meanwhile."""
+    made = datetime.fromisoformat(container.attrs["Created"][:19]).replace(tzinfo=UTC)
+    return container.status == "created" and datetime.now(UTC) - made > STARTS_WITHIN
 
 
 def remove(container: DockerContainer) -> None:

@@ -18,7 +18,7 @@ from recipes.run.contained import Watched
 from recipes.run.docker import connect, host_processes, live_state, owns_port, run_inside
 from recipes.run.process import Progress, Server, wait_ready
 from recipes.run.tunnel import tunnel
-from recipes.spec import Container, ServingSpec
+from recipes.spec import CACHE_IN_CONTAINER, Container, ServingSpec
 
 READY_S = 60  # it serves already, or it doesn't
 LARGEST_LOG_BYTES = 20_000_000
@@ -52,6 +52,15 @@ def device_of(container: DockerContainer) -> str | None:
     requests = container.attrs["HostConfig"].get("DeviceRequests") or []
     names = [name for each in requests if each.get("Driver") == "cdi" for name in each.get("DeviceIDs") or []]
     return names[0] if names else None
+
+
+def cache_of(container: DockerContainer) -> Path | str:
+    """What a container has as its cache: a folder of its machine, or a volume of its engine."""
+    mounts = {each["Destination"]: each for each in container.attrs["Mounts"]}
+    found = mounts.get(CACHE_IN_CONTAINER)
+    if found is None:
+        return "none"
+    return Path(found["Source"]) if found["Type"] == "bind" else found["Name"]
 
 
 @contextmanager

@@ -48,6 +48,14 @@ def test_no_stage_with_wheels_is_left_behind(cpu_image):
     assert docker("images", "--quiet", "--filter", "dangling=true", "--filter", stage).stdout == ""
 
 
+def test_an_image_that_was_pulled_has_no_verify_of_ours_and_is_proved_all_the_same(built, derived):
+    pulled = dataclasses.replace(built, source="pull", id=derived("RUN rm -rf /opt/station-recipes"))
+    found = {finding.id: finding for finding in inside(pulled, options=["--skip-engine"])}
+    assert found.keys() == {"pins", "architecture", "version", "user", "own files", "caches"}
+    assert {name for name, finding in found.items() if finding.ok} == found.keys() - {"pins"}
+    assert found["pins"].ok is None and "upstream's packages" in found["pins"].found
+
+
 def test_another_version_than_pinned_is_found(built, derived):
     broken = dataclasses.replace(
         built, id=derived(f"RUN sed -i 's/^Version: .*/Version: 0.0.1/' {SITE}/httpx-*.dist-info/METADATA")

@@ -1,0 +1,97 @@
+"""What is said once of this machine holds for every task, is checked, and can be taken back."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from images.errors import UsageProblem
+from recipes.load import load_recipe
+from recipes.lock import with_revision
+from recipes.machine import why_not
+from recipes.site import accept_image, change_site, own_site, site_file
+from recipes.weights import require_weights, snapshot
+
+FAMILY, REPO = "nemotron-3.5-super-vl", "nvidia/NVIDIA-Nemotron-3.5-Super-VL-120B-A12B-NVFP4"
+COMMIT, IMAGE = "0123456789abcdef0123456789abcdef01234567", "sha256:" + "ab" * 32
+STATION = {"gpus": [{"uuid": "GPU-1", "name": "NVIDIA GB300"}]}
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch) -> Path:
+    monkeypatch.setenv("STATION_RECIPES_STATE", str(tmp_path / "state"))
+    return tmp_path
+
+
+def say(**said) -> None:
+    given = {"gpu": None, "cache": None, "mirrors": [], "images": [], "revisions": [], "forget": [], "as_json": True}
+    change_site(**{**given, **said})
+
+
+def test_a_confirmed_commit_lets_the_published_recipe_run_and_is_what_is_served_and_locked():
+    before = load_recipe(FAMILY).recipe
+    assert f"./inv site --model-revision {REPO}=COMMIT" in why_not(before, STATION)
+    say(revisions=[f"{REPO}={COMMIT}"])
+    loaded = load_recipe(FAMILY)
+    assert why_not(loaded.recipe, STATION) is None
+    assert loaded.recipe.model.revision == with_revision(loaded, None).recipe.model.revision == COMMIT
+    assert load_recipe("micro").recipe.model.revision is None
+    say(forget=[f"revisions.{REPO}"])
+    assert load_recipe(FAMILY).recipe == before
+
+
+def test_an_image_that_was_accepted_for_an_engine_is_its_recipes_until_it_is_forgotten():
+    accept_image("cuda", IMAGE)
+    say(cache="/data/cache", mirrors=["registry.example.org/vllm"])
+    site = load_recipe(FAMILY).site
+    assert (site.image, site.cache, site.mirrors) == (IMAGE, "/data/cache", ["registry.example.org/vllm"])
+    assert load_recipe("micro").site.image is None, "another engine"
+    say(forget=["images.cuda", "cache"])
+    assert (load_recipe(FAMILY).site.image, own_site().cache) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("said", "wanted"),
+    [
+        ({"gpu": "0"}, "gpu"),
+        ({"cache": "cache"}, "cache"),
+        ({"images": ["cuda"]}, "--image cuda: wanted ENGINE=sha256"),
+        ({"images": ["cuda=latest"]}, "images"),
+        ({"revisions": [f"{REPO}=main"]}, "revisions"),
+        ({"forget": ["images.cuda"]}, "nothing is said of it"),
+        ({"forget": ["nonsense"]}, "nothing is said of it"),
+    ],
+)
+def test_what_cannot_be_is_refused_and_what_was_said_stays(said, wanted):
+    say(cache="/data/cache")
+    before = site_file().read_bytes()
+    with pytest.raises(UsageProblem, match=wanted):
+        say(**said)
+    assert site_file().read_bytes() == before
+
+
+def test_a_spoilt_file_is_named_with_the_key_that_is_wrong():
+    site_file().parent.mkdir()
+    site_file().write_text("gpu: 3\n")
+    with pytest.raises(UsageProblem, match=r"site\.yaml:1: gpu"):
+        load_recipe("micro")
+
+
+def test_weights_that_are_not_in_the_cache_are_told_with_the_ways_to_them(state: Path):
+    recipe = load_recipe(FAMILY).recipe
+    recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"revision": COMMIT})})
+    with pytest.raises(UsageProblem, match=r"is not in .*huggingface.*--no-serve.*\./inv site --cache"):
+        require_weights(recipe, state)
+    snapshot(state, recipe.model).mkdir(parents=True)
+    require_weights(recipe, state)
+    require_weights(load_recipe("micro").recipe, state)
+
+
+def test_site_through_the_front_door(inv, state: Path):
+    env = {"STATION_RECIPES_STATE": str(state / "door")}
+    assert "Nothing is said of this machine" in inv("site", **env).stdout
+    told = json.loads(inv("site", "--model-revision", f"{REPO}={COMMIT}", "--json", **env).stdout)
+    assert told["revisions"] == {REPO: COMMIT}
+    assert COMMIT in inv("site", **env).stdout
+    wrong = inv("site", "--gpu", "1", **env)
+    assert wrong.returncode == 2 and "gpu" in wrong.stderr and "Traceback" not in wrong.stderr
