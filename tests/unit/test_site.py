@@ -1,16 +1,22 @@
 """What is said once of this machine holds for every task, is checked, and can be taken back."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from bench import plan
+from images.build import Built
+from images.docker_engine import DockerProblem
 from images.errors import UsageProblem
 from recipes.load import load_recipe
 from recipes.lock import with_revision
 from recipes.machine import why_not
 from recipes.site import accept_image, change_site, own_site, site_file
 from recipes.weights import require_weights, snapshot
+from tests.unit.test_findings import SOUND, Recorded, machine_facts
 
 FAMILY, REPO = "nemotron-3.5-super-vl", "nvidia/NVIDIA-Nemotron-3.5-Super-VL-120B-A12B-NVFP4"
 COMMIT, IMAGE = "0123456789abcdef0123456789abcdef01234567", "sha256:" + "ab" * 32
@@ -85,6 +91,39 @@ def test_weights_that_are_not_in_the_cache_are_told_with_the_ways_to_them(state:
     snapshot(state, recipe.model).mkdir(parents=True)
     require_weights(recipe, state)
     require_weights(load_recipe("micro").recipe, state)
+
+
+def test_on_a_station_the_published_recipe_s_plan_is_whole_once_commit_image_and_weights_are_there(
+    state: Path, monkeypatch
+):
+    """The README's steps, with a Station's facts in place of a Station: it has a second, smaller GPU for its screen."""
+    for name, text in SOUND["files"].items():
+        if text is not None and "SecureBoot" not in name:
+            (state / "root" / name).parent.mkdir(parents=True, exist_ok=True)
+            (state / "root" / name).write_text(text)
+    facts = machine_facts.collect(state / "root", Recorded(SOUND), folders=["/"])
+    built = Built("cuda", "build", IMAGE, None, "id", "0.32.0", "linux/arm64", 1, False, ())
+    monkeypatch.setattr(plan, "held_image", lambda name, image: replace(built, name=name, id=image))
+    monkeypatch.setattr(plan, "verify_image", lambda built: [])
+    monkeypatch.setattr(plan, "docker_engine", lambda: SimpleNamespace(devices_by_cdi=True))
+    for said, wanted in (
+        ({}, "needs the commit"),
+        ({"revisions": [f"{REPO}={COMMIT}"], "images": [f"cuda={IMAGE}"], "cache": str(state)}, "is not in"),
+    ):
+        say(**said) if said else None
+        with pytest.raises(UsageProblem, match=wanted):
+            plan.plan_for(load_recipe(FAMILY), plan.Options(), facts)
+    folder = snapshot(state, load_recipe(FAMILY).recipe.model)
+    folder.mkdir(parents=True)
+    found = plan.plan_for(load_recipe(FAMILY), plan.Options(), facts)
+    gb300 = next(gpu["uuid"] for gpu in facts["gpus"] if "GB300" in gpu["name"])
+    assert (found.box.image, found.box.device, found.box.cache) == (IMAGE, f"nvidia.com/gpu={gb300}", state)
+    assert found.weights == folder
+    assert found.tokenizer_for_client == snapshot(Path("/cache"), found.loaded.recipe.model)
+    assert found.spec.argv[:4] == ("serve", REPO, "--revision", COMMIT)
+    monkeypatch.setattr(plan, "docker_engine", lambda: SimpleNamespace(devices_by_cdi=False))
+    with pytest.raises(DockerProblem, match="older than 25"):
+        plan.plan_for(load_recipe(FAMILY), plan.Options(), facts)
 
 
 def test_site_through_the_front_door(inv, state: Path):
