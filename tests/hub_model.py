@@ -30,10 +30,12 @@ def hub_workshop(folder: Path) -> Workshop:
 
 
 def fill_cache(cache: Path) -> Path:
-    """Lay micro's files out as a hub's client does, for the engine's user; returns the model's folder."""
+    """Lay micro's files out as provisioning does, for the engine's user; returns the model's folder."""
     model = load_recipe("micro/base").recipe.model.model_copy(update={"repo": REPO, "revision": COMMIT})
-    folder = snapshot(cache, model)
-    shutil.copytree(LIBRARY / "micro" / "model", folder)
+    folder, files = snapshot(cache, model), Path("models") / REPO.replace("/", "--") / COMMIT
+    shutil.copytree(LIBRARY / "micro" / "model", cache / files)
+    folder.parent.mkdir(parents=True)
+    folder.symlink_to(Path("../../../..") / files)
     if os.geteuid() == 0:
         for path in (cache, *cache.rglob("*")):
             os.chown(path, ENGINE_UID, ENGINE_UID)

@@ -14,10 +14,11 @@ from images.index import cache_root
 from images.probe import ask, resolved_config
 from recipes.load import Loaded, changes
 from recipes.machine import load_machines, machine_profile
-from recipes.spec import CACHE_ENV, Container, ServingSpec, serving_spec
+from recipes.spec import Container, ServingSpec, serving_spec
 from recipes.weights import HUB
 
-GPU = "CUDA_VISIBLE_DEVICES"  # chosen for this run, not by the recipe
+MACHINE_S = frozenset({"CUDA_VISIBLE_DEVICES", "HF_HOME"})  # chosen for this run and machine, not by the recipe
+WEIGHTS = "/weights"  # where a container sees the cache that only holds weights for it
 SILENT = ("proof.", "quality.", "runtime.", "benchmark.", "choices.")  # nothing that an engine could take in
 
 
@@ -38,7 +39,7 @@ def resolved_record(plan: Plan, before: Loaded | None) -> dict:
 
 def _settings(plan: Plan, loaded: Loaded) -> dict:
     spec = serving_spec(loaded, machine_profile(plan.machine, load_machines()))
-    chosen = {name: value for name, value in plan.spec.env.items() if name == GPU}
+    chosen = {name: value for name, value in plan.spec.env.items() if name in MACHINE_S}
     spec = replace(spec, env={**spec.env, **chosen})
     resolved, why = None, None
     try:
@@ -51,7 +52,7 @@ def _settings(plan: Plan, loaded: Loaded) -> dict:
 
 def _asked(plan: Plan, spec: ServingSpec, loaded: Loaded) -> dict:
     """The engine's answer, kept by engine, command line and model: asking takes 10 to 30 s."""
-    env = {name: value for name, value in spec.env.items() if name != GPU}
+    env = {name: value for name, value in spec.env.items() if name not in MACHINE_S}
     question = [plan.engine.identity, plan.machine["slug"], list(spec.argv), env, dict(loaded.recipe.model.files)]
     name = hashlib.sha256(json.dumps(question, sort_keys=True).encode()).hexdigest()[:24]
     file = cache_root() / "resolved" / f"{name}.json"
@@ -74,9 +75,8 @@ def _in_container(spec: ServingSpec, box: Container) -> dict:
     command += ["--device", box.device] if box.device else []
     if spec.model_path:
         command += ["--volume", f"{spec.model_path}:{spec.model_path}:ro"]
-    else:  # a repository's model: the hub's part of the cache
-        hub = CACHE_ENV["HF_HOME"]
-        command += ["--volume", f"{box.cache}/{HUB}:{hub}:ro", "--env", f"HF_HOME={hub}"]
+    else:  # a repository's model lies in the cache, which nothing may be written to here
+        command += ["--volume", f"{box.cache}:{WEIGHTS}:ro", "--env", f"HF_HOME={WEIGHTS}/{HUB}"]
     for variable, value in spec.env.items():
         command += ["--env", f"{variable}={value}"]
     command += ["--entrypoint", "python3", box.image]

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from images.yaml_source import read_yaml
+from recipes.load import load_recipe
+from recipes.site import change_site
 from tests.host.conftest import Archive, Front, Said, give_gpu, give_image, in_container
 from tests.host.fake_gpu import UUID
 from tests.host.machine import Machine
@@ -139,3 +141,21 @@ def test_the_look_at_the_provisioned_machine_is_good_within_twenty_seconds(story
     assert [each["id"] for each in said.host["findings"] if each["ok"] is False and each["id"] != "clock"] == []
     assert UUID in found(said, "container")["found"]
     assert min(story.said[name].duration_s for name in ("look", "look again")) < 20
+
+
+def test_without_serving_only_a_model_s_weights_are_brought(
+    provisioned: Machine, front: Front, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    family, commit = "nemotron-3.5-super-vl", "0123456789abcdef0123456789abcdef01234567"
+    repo = load_recipe(family).recipe.model.repo
+    monkeypatch.setenv("STATION_RECIPES_STATE", str(tmp_path))
+    change_site(None, None, [], [], [f"{repo}={commit}"], [], True)
+    provisioned.run("mkdir", "-p", "/srv/model")
+    provisioned.write("/srv/model/config.json", "{}")
+    asked = {"model_cache_source": "/srv/model", "model_cache_keep_free_gb": 0.1}
+    said = front("provision", provisioned, "--recipe", family, "--no-serve", **asked)
+    assert said.code == 0, said.host["problem"]
+    folder = f"/var/lib/station-recipes/cache/huggingface/hub/models--{repo.replace('/', '--')}/snapshots/{commit}"
+    assert provisioned.run("cat", f"{folder}/config.json").stdout == "{}"
+    assert "station-recipes" not in provisioned.run("docker", "ps", "--all").stdout
+    assert front("provision", provisioned, "--recipe", family, "--no-serve", **asked).host["changed"] == []
