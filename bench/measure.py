@@ -7,6 +7,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from tokenizers import Tokenizer
+
 from bench.contained import measure_contained
 from bench.load import warm_up
 from bench.noise import with_noise_floor
@@ -149,8 +151,8 @@ def _measure_boot(plan: Plan, run: Path, boot: int, target: Target, recorder: Re
     tokenizer = load_tokenizer(plan.spec.model_path or plan.weights or fetch_tokenizer(plan.spec, recipe.model))
     recorder.stage = f"boot {boot} warm-up"
     count = WARM_UP_WAVES * load.concurrency
-    prompts = make_prompts(load, tokenizer, window_seed(load.seed, boot, 0), count)
     with stage(f"boot {boot}: warming up with {count} requests") as update:
+        prompts = make_prompts(load, tokenizer, window_seed(load.seed, boot, 0), count)
         watch = Watch(target.url, target.alive)
         expected = warm_up(
             target.url, target.model, load, prompts, watch, lambda done, total: update(f"{done}/{total}", done, total)
@@ -158,21 +160,21 @@ def _measure_boot(plan: Plan, run: Path, boot: int, target: Target, recorder: Re
     recorder.choose_clients(expected)
     for window in range(1, load.windows + 1):
         recorder.stage = f"boot {boot} window {window}"
-        prompts = make_prompts(load, tokenizer, window_seed(load.seed, boot, window), load.prompts)
-        name = f"boots/{boot}/w{window}"
-        recorder.prompt_digests[name] = digest(as_jsonl(prompts, load.output_len))
-        _measure_window(plan, run, (boot, window), target, prompts, recorder)
+        _measure_window(plan, run, (boot, window), target, tokenizer, recorder)
 
 
 def _measure_window(
-    plan: Plan, run: Path, place: tuple[int, int], target: Target, prompts: list[str], recorder: Recorder
+    plan: Plan, run: Path, place: tuple[int, int], target: Target, tokenizer: Tokenizer, recorder: Recorder
 ) -> None:
     load = plan.loaded.recipe.benchmark
     folder = window_folder(run, *place)
     title = f"boot {place[0]}: window {place[1]}"
     said = f"{title}, {load.prompts} requests of {load.input_len}+{load.output_len} tokens, {load.concurrency} streams"
-    order = Order(plan.tokenizer_for_client, load, prompts, recorder.clients, *gpus_of(plan))
     with stage(said) as update:
+        prompts = make_prompts(load, tokenizer, window_seed(load.seed, *place), load.prompts)
+        name = f"boots/{place[0]}/w{place[1]}"
+        recorder.prompt_digests[name] = digest(as_jsonl(prompts, load.output_len))
+        order = Order(plan.tokenizer_for_client, load, prompts, recorder.clients, *gpus_of(plan))
 
         def progress(done: int, total: int) -> None:
             update(f"{done}/{total} requests", done, total)

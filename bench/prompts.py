@@ -37,12 +37,12 @@ def make_prompts(load: Benchmark, tokenizer: Tokenizer, seed: int, count: int) -
 
     Raises EngineProblem when the tokenizer can't give such prompts.
     """
-    make = _task_stream if load.prompt_source == "task-stream" else _random_text
+    choices = _plain_tokens(tokenizer) if load.prompt_source == "random-text" else []
     prompts: dict[str, None] = {}
     index = misses = 0
     while len(prompts) < count and misses < ATTEMPTS:
         rng = random.Random(f"{seed}/{index}")  # noqa: S311 (reproducible, not secret)
-        text = make(load.input_len, tokenizer, rng)
+        text = _random_text(load.input_len, tokenizer, choices, rng) if choices else _task_stream(load.input_len, rng)
         exact = text is not None and text not in prompts and len(tokenizer.encode(text).ids) == load.input_len
         if exact:
             prompts[text] = None
@@ -56,14 +56,18 @@ def make_prompts(load: Benchmark, tokenizer: Tokenizer, seed: int, count: int) -
     return list(prompts)
 
 
-def _task_stream(length: int, _tokenizer: Tokenizer, rng: random.Random) -> str:
+def _task_stream(length: int, rng: random.Random) -> str:
     return stream(rng.getrandbits(48), length, HELD_OUT)
 
 
-def _random_text(length: int, tokenizer: Tokenizer, rng: random.Random) -> str | None:
-    """Random tokens as text; merging tokenizers need a few rounds until the text encodes to the length."""
+def _plain_tokens(tokenizer: Tokenizer) -> list[int]:
+    """Every token of a text: none that was added to the vocabulary."""
     special = set(tokenizer.get_added_tokens_decoder())
-    choices = [token for token in range(tokenizer.get_vocab_size()) if token not in special]
+    return [token for token in range(tokenizer.get_vocab_size()) if token not in special]
+
+
+def _random_text(length: int, tokenizer: Tokenizer, choices: list[int], rng: random.Random) -> str | None:
+    """Random tokens as text; merging tokenizers need a few rounds until the text encodes to the length."""
     ids = rng.choices(choices, k=length)
     for _ in range(ATTEMPTS):
         text = tokenizer.decode(ids, skip_special_tokens=False)
