@@ -67,19 +67,24 @@ def why_not(recipe: Recipe, facts: dict) -> str | None:
     if on_gpu and not has_gpu:
         return "needs an NVIDIA GPU"
     if recipe.model.repo and not recipe.model.revision:
-        return (
-            f"needs the commit of {recipe.model.repo} that you confirm. Read it where you trust it: git ls-remote "
-            f"https://huggingface.co/{recipe.model.repo} HEAD. Then: "
-            f"./inv site --model-revision {recipe.model.repo}=COMMIT"
-        )
+        return f"needs a confirmed commit of {recipe.model.repo} (./inv site --model-revision)"
     return None
 
 
 def require_applies(recipe: Recipe, facts: dict) -> None:
     """Raise UsageProblem where a recipe can't exist on this machine."""
     reason = why_not(recipe, facts)
-    if reason:
-        raise UsageProblem(f"{recipe.id} can't run here: it {reason}. `./inv list` shows what can.")
+    if reason is None:
+        return
+    if "confirmed commit" in reason:
+        repo = recipe.model.repo
+        remedy = (
+            f"Read it where you trust it: git ls-remote https://huggingface.co/{repo} HEAD. "
+            f"Then: ./inv site --model-revision {repo}=COMMIT"
+        )
+    else:
+        remedy = "`./inv list` shows what can"
+    raise UsageProblem(f"{recipe.id} can't run here: it {reason}. {remedy}.")
 
 
 def gpu_device(

@@ -103,7 +103,7 @@ def test_a_rung_that_does_not_apply_says_why():
     assert "forces asynchronous scheduling off" in why_not(load_recipe("micro/async-scheduling").recipe, NO_GPU)
     assert "NVIDIA GPU" in why_not(load_recipe(FAMILY).recipe, NO_GPU)
     station = {**NO_GPU, "gpus": [gpu("10de:31c2", "NVIDIA GB300", 256703)]}
-    assert "confirmed revision" in why_not(load_recipe(FAMILY).recipe, station)
+    assert "confirmed commit" in why_not(load_recipe(FAMILY).recipe, station)
 
 
 def test_every_family_s_rungs_have_the_published_names():

@@ -13,7 +13,7 @@ from images.docker_engine import DockerProblem
 from images.errors import UsageProblem
 from recipes.load import load_recipe
 from recipes.lock import with_revision
-from recipes.machine import why_not
+from recipes.machine import require_applies, why_not
 from recipes.site import accept_image, change_site, own_site, site_file
 from recipes.weights import require_weights, snapshot
 from tests.unit.test_findings import SOUND, Recorded, machine_facts
@@ -36,7 +36,8 @@ def say(**said) -> None:
 
 def test_a_confirmed_commit_lets_the_published_recipe_run_and_is_what_is_served_and_locked():
     before = load_recipe(FAMILY).recipe
-    assert f"./inv site --model-revision {REPO}=COMMIT" in why_not(before, STATION)
+    with pytest.raises(UsageProblem, match=f"inv site --model-revision {REPO}=COMMIT"):
+        require_applies(before, STATION)
     say(revisions=[f"{REPO}={COMMIT}"])
     loaded = load_recipe(FAMILY)
     assert why_not(loaded.recipe, STATION) is None
@@ -107,7 +108,7 @@ def test_on_a_station_the_published_recipe_s_plan_is_whole_once_commit_image_and
     monkeypatch.setattr(plan, "verify_image", lambda built: [])
     monkeypatch.setattr(plan, "docker_engine", lambda: SimpleNamespace(devices_by_cdi=True))
     for said, wanted in (
-        ({}, "needs the commit"),
+        ({}, "needs a confirmed commit"),
         ({"revisions": [f"{REPO}={COMMIT}"], "images": [f"cuda={IMAGE}"], "cache": str(state)}, "is not in"),
     ):
         say(**said) if said else None
