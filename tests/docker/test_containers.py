@@ -88,7 +88,7 @@ def test_a_server_in_a_container_is_found_refused_twice_and_stopped(cpu_image, t
         (seen,) = [each for each in json.loads(inv("status", "--json", **state).stdout) if each["port"] == int(port)]
         assert (seen["state"], seen["recipe"], seen["in_flight"]) == ("ready", "micro/mtp1", 0)
         again = inv("serve", "--recipe", "micro/mtp1", "--runtime", "docker", "--port", str(free_port()), **state)
-        assert again.returncode == 1 and "already runs in the container" in again.stderr
+        assert again.returncode == 1 and "is already running in the container" in again.stderr
     finally:
         stopped = inv("stop", "--port", port, "--json", **state)
     assert json.loads(stopped.stdout) == {"port": int(port), "recipe": "micro/mtp1", "was": "ready", "cut": 0}
