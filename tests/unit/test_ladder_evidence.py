@@ -1,12 +1,16 @@
 """What a ladder may conclude from boots that are void, few, or of several visits: nothing that isn't shown."""
 
+import json
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from bench.guards import in_words
 from bench.ladder.exits import exit_code, incomplete
-from bench.ladder.journal import read_boots
+from bench.ladder.join import join_ladders, remake
+from bench.ladder.journal import FILE, read_boots
 from bench.ladder.rows import Measured, RungRuns, read_measured, rung_row
 from recipes.schema import Claim
 from tests.ladders import written_ladder
@@ -69,3 +73,38 @@ def test_a_boot_that_proves_nothing_proves_no_effect(drafting: RungRuns):
     void = replace(drafting, measured=[failing(each, "prefix_hits") for each in drafting.measured])
     row = rung_row(PLAN, void, None, {each.visit: "1" for each in void.measured})
     assert row["effect_proved"] is not True
+
+
+def cut_off(folder: Path, *kept: int) -> Path:
+    """The ladder as it is where only these boots of each rung were done."""
+    lines = (folder / FILE).read_text().splitlines(keepends=True)
+    (folder / FILE).write_text("".join(line for line in lines if json.loads(line)["boot"] in kept))
+    names = {json.loads(line)["run"] for line in lines if json.loads(line)["boot"] not in kept}
+    for name in names:
+        shutil.rmtree(folder / "runs" / name)
+    return folder
+
+
+def a_visit(folder: Path, number: int, boots: int) -> Path:
+    """A ladder of two rungs; no two visits measure quite the same, else one is a copy of the other."""
+    steps = {name: [s * (1 + number / 1e3 + boot / 1e2) for boot in range(boots)] for name, s in STEPS.items()}
+    return written_ladder(folder / f"visit{number}", steps, tag=f"-{number}")
+
+
+STEPS = {"base": 0.010, "mtp3": 0.008}  # s a token
+
+
+def test_ladders_that_were_cut_off_are_not_made_whole_by_being_joined(tmp_path: Path):
+    first = cut_off(a_visit(tmp_path, 1, 3), 1)
+    second = cut_off(a_visit(tmp_path, 2, 3), 2)
+    assert remake(first)["left"] == 4
+    _, table = join_ladders([first, second], tmp_path / "joined")
+    assert table["left"] == 2 and exit_code(table) == 7
+    third = cut_off(a_visit(tmp_path, 3, 3), 2)
+    _, table = join_ladders([first, second, third], tmp_path / "joined")
+    assert table["left"] == 0, "three boots were asked for, and three there are, whatever each visit called its own"
+
+
+def test_two_visits_of_one_boot_each_are_two_boots_of_a_whole_ladder(tmp_path: Path):
+    _, table = join_ladders([a_visit(tmp_path, number, 1) for number in (1, 2)], tmp_path / "joined")
+    assert table["left"] == 0 and [len(row["run"]) for row in table["rungs"]] == [2, 2]
