@@ -71,7 +71,9 @@ def _step(row: dict) -> str:
     said = f"{row['step_gain']:+.1%} on {row['against']}"
     if row["step_ci95"]:
         said += f"\n{row['step_ci95'][0]:+.1%} to {row['step_ci95'][1]:+.1%}"
-    return said + {True: "\nbelow noise", False: "", None: f"\n{row['step_why']}"}[row["below_noise"]]
+    elif row["step_why"]:
+        said += f"\n{row['step_why']}"
+    return said + ("\nbelow noise" if row["below_noise"] else "")
 
 
 def _proved(row: dict) -> Text:
