@@ -49,7 +49,7 @@ def floor_of(evidence: Evidence, values: dict[str, list[float]], run: str, voide
         raise RunProblem(f"{run} measured an engine that isn't ours to identify: it shows no noise floor")
     if boots < BOOTS_FOR_INTERVAL:
         raise RunProblem(f"{run} has {boots} boot(s); a noise floor needs {BOOTS_FOR_INTERVAL}, and five are better")
-    if _hardware(machine.model_dump()) != _hardware(here):
+    if not _made_here(machine.model_dump(), here):
         raise RunProblem(f"{run} is of {machine.slug}, another machine than this one: a noise floor is a machine's own")
     metrics = {}
     for metric in METRICS:
@@ -77,10 +77,12 @@ def floor_of(evidence: Evidence, values: dict[str, list[float]], run: str, voide
     }
 
 
-def _hardware(facts: dict) -> tuple:
-    """What tells one machine from another with the same slug."""
-    cpu = facts.get("cpu") or {}
-    return facts.get("slug"), cpu.get("model"), cpu.get("cores"), [gpu.get("uuid") for gpu in facts.get("gpus") or []]
+def _made_here(facts: dict, here: dict) -> bool:
+    """Whether a run's machine is this one, not one with the same slug; it may have used one GPU of several."""
+    cpus = [(each.get("slug"), each.get("cpu") or {}) for each in (facts, here)]
+    machines = [(slug, cpu.get("model"), cpu.get("cores")) for slug, cpu in cpus]
+    gpus, present = ({gpu.get("uuid") for gpu in each.get("gpus") or []} for each in (facts, here))
+    return machines[0] == machines[1] and gpus <= present
 
 
 def store(record: dict, state: Path | None = None) -> Path:

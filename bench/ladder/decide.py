@@ -62,7 +62,7 @@ def _gained(metric: str, kept: RungRuns, tried: RungRuns, floors: dict[str, floa
 
 
 def _guarded(metric: str, kept: RungRuns, tried: RungRuns, floors: dict[str, float]) -> tuple[bool, str]:
-    """Whether a guard metric is shown to be no worse: not beyond noise, and by MARGIN at most at the interval's bad end.
+    """Whether a guard metric is shown to be no worse: not beyond noise, nor by MARGIN at the interval's bad end.
 
     One that wasn't measured, or of which nobody knows how it scatters, hasn't passed.
     """
@@ -74,7 +74,10 @@ def _guarded(metric: str, kept: RungRuns, tried: RungRuns, floors: dict[str, flo
     if better is False:
         return False, f"guard metric worse: {said}"
     if bad > MARGIN:
-        return False, f"guard metric not shown to be no worse: {said}; it may be {bad:.1%} worse, more than {MARGIN:.0%}"
+        return (
+            False,
+            f"guard metric not shown to be no worse: {said}; it may be {bad:.1%} worse, more than {MARGIN:.0%}",
+        )
     return True, f"guard metric no worse, or by less than {MARGIN:.0%}: {said}"
 
 

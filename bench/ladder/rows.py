@@ -179,7 +179,7 @@ def rung_row(plan: dict, runs: RungRuns, against: RungRuns | None, names: dict[s
 
 
 def _worst_of(boots: list[Measured]) -> list[Guard]:
-    """The guards' findings on several boots as one's: of each guard the one that voids something, where there is one."""
+    """The guards' findings on several boots as one's: of each guard the one that voids something, if any."""
     found: dict[str, Guard] = {}
     for guard in (guard for each in boots for guard in each.guards):
         if guard.id not in found or (guard.voids and not found[guard.id].voids):
