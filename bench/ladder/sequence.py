@@ -58,7 +58,7 @@ def rungs_here(setting: Setting, loaded: Sequence[Loaded], facts: dict) -> list[
 
 
 def outlook(setting: Setting, rungs: Sequence[Rung], folder: Path, boots: Sequence[Boot]) -> Outlook:
-    """What comes next. Boots that are void are done again; those that failed are not."""
+    """What comes next. Boots that were cut off are done again; those that failed, or that a guard voids, are not."""
     missing = {rung.name: _missing(rung.name, setting.boots, boots) for rung in rungs}
     here = [rung for rung in rungs if rung.absent is None]
     if setting.keep:

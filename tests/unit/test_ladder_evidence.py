@@ -19,7 +19,7 @@ from bench.ladder.rows import Measured, RungRuns, read_measured, rung_row
 from bench.ladder.setting import read_setting
 from bench.ladder.steps import step
 from bench.quality.score import paired_difference
-from bench.report.ladder import print_ladder_table
+from bench.report.ladder import notes, print_ladder_table
 from bench.statistics import noise_floor
 from recipes.schema import Claim
 from tests.ladders import written_ladder
@@ -204,3 +204,31 @@ def answered(items: int, wrong: set[int]) -> list[dict]:
 def with_answers(runs: RungRuns, found: list[dict]) -> RungRuns:
     boots = [replace(each, evidence=replace(each.evidence, quality={"suite": found})) for each in runs.measured]
     return replace(runs, measured=boots)
+
+
+def said_of(table: dict, **rows: dict) -> str:
+    """What the notes say of a table in which these rungs' rows are otherwise."""
+    changed = [{**row, "effect_proved": True, **rows.get(row["rung"], {})} for row in table["rungs"]]
+    return next((line for line in notes({**table, "rungs": changed}) if "whole ladder" in line), "")
+
+
+def test_a_ladder_that_is_not_whole_says_the_way_on_that_there_is(tmp_path: Path):
+    table = remake(a_visit(tmp_path, 1, 2))
+    assert said_of(table) == ""
+    spoilt = {"output_tok_s": None, "boots": [{**boot, "voided_by": ["x"]} for boot in table["rungs"][1]["boots"]]}
+    said = said_of(table, mtp3=spoilt)
+    assert "--resume FOLDER --boots 3 measures once more: mtp3" in said and "goes on" not in said
+    said = said_of(table, mtp3={"effect_proved": False})
+    assert "mend the recipe and start a new ladder" in said and "--resume" not in said
+    died = {"output_tok_s": None, "boots": [], "failed": [{"boot": 1, "run": None, "cause": "it died"}]}
+    said = said_of(table, mtp3=died)
+    assert "More boots can't mend mtp3" in said and "--resume" not in said
+    assert "--resume FOLDER goes on" in said_of(remake(cut_off(a_visit(tmp_path, 2, 2), 1)))
+
+
+def test_the_ratio_of_rungs_that_its_own_boots_chose_is_told_as_flattered(tmp_path: Path):
+    table = remake(a_visit(tmp_path, 1, 2))
+    line = next(line for line in notes(table) if "÷" in line)
+    assert "flatters" not in line
+    kept = {**table, "keep_if_better": "output_tok_s"}
+    assert "by the boots that chose these rungs" in next(line for line in notes(kept) if "÷" in line)
