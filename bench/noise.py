@@ -11,6 +11,7 @@ from bench.guards import run_guards
 from bench.measurement import measure_evidence
 from bench.runfolder import dump_json, read_json, write_text
 from bench.statistics import BOOTS_FOR_INTERVAL, noise_floor, smallest_difference, spread
+from bench.verdict import EXIT_CODES
 from images.console import emit_json, note, out, table
 from images.errors import Problem, RunProblem, UsageProblem
 from images.index import state_root
@@ -18,7 +19,6 @@ from images.yaml_source import shown
 from recipes.machine import machine_facts
 
 SCHEMA = 1
-INVALID = 7  # the exit code of a run that proves nothing
 # Metrics whose value depends on the machine's speed, so that boots scatter.
 METRICS = ("output_tok_s", "output_tok_s_steady", "ttft_p95_ms", "tpot_p95_ms")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
@@ -160,22 +160,24 @@ def require_question(recipe: str | None, run: str | None, boots: int) -> None:
 def print_noise(run: Path | None, fresh: bool, as_json: bool) -> int:
     """Learn a run's noise floor (None: take those stored on this machine) and print it; the exit code.
 
-    Of a `fresh` run the folder is printed last, whatever it shows. Raises as `learn` does for one that isn't.
+    Of a `fresh` run the folder is printed last, whatever it shows: INVALID's code where it can't tell, a fault's where
+    the floor can't be stored. Raises as `learn` does for one that isn't.
     """
+    code = 0
     try:
         records = [learn(run)[0]] if run else stored_floors()
     except Problem as problem:
         if not fresh:
             raise
         note(f"✘ {problem}")
-        records = None
+        records, code = None, EXIT_CODES["INVALID"] if isinstance(problem, RunProblem) else problem.exit_code
     if as_json:
         emit_json({"floors": records, "run": shown(run)} if fresh else records)
     elif records is not None:
         _print_floors(records)
     if fresh and not as_json:
         out().print(f"\n{shown(run)}")
-    return INVALID if records is None else 0
+    return code
 
 
 def _print_floors(records: list[dict]) -> None:

@@ -49,6 +49,14 @@ def test_a_run_knows_only_the_floor_of_its_own_machine_engine_and_family(tmp_pat
     assert noise.with_noise_floor(HERE, None, "test", tmp_path / "state")["noise_floor"] is None
 
 
+def test_a_floor_that_cannot_be_stored_is_a_fault_and_a_run_that_cannot_tell_is_invalid(tmp_path: Path, monkeypatch):
+    (tmp_path / "a file").write_text("where a folder should be")
+    monkeypatch.setattr(noise, "state_root", lambda: tmp_path / "a file")
+    run = a_run(tmp_path / "aa", 1000, 1010, 990)
+    assert noise.print_noise(run, True, True) == 1
+    assert noise.print_noise(a_run(tmp_path / "two", 1000, 1010), True, True) == 7
+
+
 def test_a_run_on_one_gpu_of_several_shows_the_floor_of_that_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     gpus = [{"uuid": "GPU-display", "name": "NVIDIA RTX PRO 2000"}, {"uuid": "GPU-big", "name": "NVIDIA GB300"}]
     monkeypatch.setattr(noise, "machine_facts", lambda: {**HERE, "gpus": gpus})
