@@ -8,20 +8,10 @@ from dataclasses import dataclass
 
 from bench.analyse import WindowResult
 from bench.counters import Counters, acceptance_length
+from bench.telemetry.window import THROTTLE_WORDS
 from recipes.schema import Recipe
 
 NOT_WORTH_NAMING = 0.005
-FEWEST_SAMPLES = 5
-# How NVML's throttle reasons are said; idle and application clocks throttle nothing.
-THROTTLES = {
-    "sw_power_cap": "power cap",
-    "hw_power_brake": "power brake",
-    "hw_slowdown": "hardware slowdown",
-    "sw_thermal": "thermal limit",
-    "hw_thermal": "thermal slowdown",
-    "sync_boost": "sync boost",
-    "display_clocks": "display clocks",
-}
 THROTTLED_SHARE = 0.05
 
 
@@ -184,5 +174,5 @@ def _clocks(conditions: dict | None) -> str:
     if conditions.get("power_w") is not None:
         said.append(f"{conditions['power_w']:,.0f} W")
     throttle = conditions.get("throttle") or {}
-    said += [word for name, word in THROTTLES.items() if throttle.get(name, 0) >= THROTTLED_SHARE]
+    said += [word for name, word in THROTTLE_WORDS.items() if throttle.get(name, 0) >= THROTTLED_SHARE]
     return f" {', '.join(said)}" if said else ""
