@@ -8,7 +8,7 @@ from invoke import Collection, Exit, task
 
 from bench.handover.tasks import adopt, bundle, check, compare, list_, pull, push
 from bench.ladder.tasks import ladder
-from bench.tasks import RECIPE, RUNS, export, finish, noise, verdict
+from bench.tasks import GIVEN, RECIPE, RUNS, export, finish, given, noise, verdict
 from images import tasks as image_tasks
 from images.errors import UsageProblem
 from images.front_door import open_door
@@ -27,9 +27,7 @@ RUNTIME = "process or docker; default: as the recipe says"
         "boots": "lives of the server instead of the recipe's number",
         "windows": "measured loads a boot instead of the recipe's number",
         "runtime": RUNTIME,
-        "gpu": "the UUID of the one GPU to use, on a machine that has several",
-        "engine-python": "an interpreter that has vLLM, for the recipe's engine: a GPU host without Docker",
-        "engine-path": "with --engine-python: a folder for its PYTHONPATH; may be repeated",
+        **GIVEN,
         "out": "folder for runs (default .runs in the repository)",
         "json": "print verdict.json instead of tables",
     },
@@ -51,8 +49,8 @@ def reproduce(
     from bench.measure import measure
     from bench.plan import Options, gather
 
-    given = {"gpu": gpu, "engine_python": engine_python, "engine_paths": tuple(engine_path)}
-    finish(measure(gather(Options(recipe, port, boots, windows, runtime, **given)), Path(out)), json)
+    options = Options(recipe, port, boots, windows, runtime, **given(gpu, engine_python, engine_path))
+    finish(measure(gather(options), Path(out)), json)
 
 
 @task(
@@ -104,19 +102,22 @@ def bench(_c, recipe=None, url=None, host=None, windows=0, out=RUNS, json=False)
 
 
 @task(
+    iterable=["engine_path"],
+    auto_shortflags=False,
     help={
         "recipe": f"{RECIPE}; default: the one for this machine",
         "port": "port on 127.0.0.1 instead of the recipe's",
         "runtime": RUNTIME,
+        **GIVEN,
         "json": "print the server's record",
-    }
+    },
 )
-def serve(_c, recipe=None, port=0, runtime=None, json=False):
+def serve(_c, recipe=None, port=0, runtime=None, gpu=None, engine_python=None, engine_path=None, json=False):
     """Start a recipe's server and leave it running; `./inv status` finds it, `./inv stop` ends it."""
     from bench.plan import Options, gather
     from recipes.run.servers import serve_recipe
 
-    plan = gather(Options(recipe, port, runtime=runtime))
+    plan = gather(Options(recipe, port, runtime=runtime, **given(gpu, engine_python, engine_path)))
     serve_recipe(plan.spec, plan.engine, plan.box, json)
 
 
@@ -143,17 +144,32 @@ def stop(_c, port=0, drain=60, json=False):
 
 
 @task(
+    iterable=["engine_path"],
+    auto_shortflags=False,
     help={
         "recipe": f"{RECIPE}; default: the one for this machine",
         "run": "take the answers of this run instead of serving a recipe",
         "against": "a run to compare with, item by item (McNemar)",
         "port": "port on 127.0.0.1 instead of the recipe's",
         "runtime": RUNTIME,
+        **GIVEN,
         "out": "folder for runs (default .runs in the repository)",
         "json": "print JSON instead of tables",
-    }
+    },
 )
-def quality(_c, recipe=None, run=None, against=None, port=0, runtime=None, out=RUNS, json=False):
+def quality(
+    _c,
+    recipe=None,
+    run=None,
+    against=None,
+    port=0,
+    runtime=None,
+    gpu=None,
+    engine_python=None,
+    engine_path=None,
+    out=RUNS,
+    json=False,
+):
     """Serve a recipe and ask its quality suites, without a load; every item is kept in the run."""
     from bench.evidence import read_evidence
     from bench.measure import measure, quality_only
@@ -166,7 +182,8 @@ def quality(_c, recipe=None, run=None, against=None, port=0, runtime=None, out=R
         return
     if against:
         read_evidence(Path(against))  # a wrong folder is said before an engine is started
-    made = measure(quality_only(gather(Options(recipe, port, 1, 1, runtime, load=False))), Path(out))
+    options = Options(recipe, port, 1, 1, runtime, load=False, **given(gpu, engine_python, engine_path))
+    made = measure(quality_only(gather(options)), Path(out))
     if against and not json:
         _compare_quality(Path(against), made, json)
     finish(made, json)

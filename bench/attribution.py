@@ -8,20 +8,10 @@ from dataclasses import dataclass
 
 from bench.analyse import WindowResult
 from bench.counters import Counters, acceptance_length
+from bench.telemetry.window import THROTTLE_WORDS
 from recipes.schema import Recipe
 
 NOT_WORTH_NAMING = 0.005
-FEWEST_SAMPLES = 5
-# How NVML's throttle reasons are said; idle and application clocks throttle nothing.
-THROTTLES = {
-    "sw_power_cap": "power cap",
-    "hw_power_brake": "power brake",
-    "hw_slowdown": "hardware slowdown",
-    "sw_thermal": "thermal limit",
-    "hw_thermal": "thermal slowdown",
-    "sync_boost": "sync boost",
-    "display_clocks": "display clocks",
-}
 THROTTLED_SHARE = 0.05
 
 
@@ -91,7 +81,25 @@ def mean_factors(rows: list[Factors]) -> Factors | None:
     return Factors(streams, mean([row.acceptance for row in rows]), mean([row.step_s for row in rows]))
 
 
-def attribute(claimed: Factors, observed: Factors, published: float, rate: float, conditions: dict | None) -> dict:
+@dataclass(frozen=True)
+class Wording:
+    """How a sentence names the side that a rate is held against: a claim, or another run."""
+
+    alike: str = "as claimed"
+    states_no: str = "the claim states no"
+
+
+OF_A_CLAIM = Wording()
+
+
+def attribute(
+    claimed: Factors,
+    observed: Factors,
+    published: float,
+    rate: float,
+    conditions: dict | None,
+    wording: Wording = OF_A_CLAIM,
+) -> dict:
     """Split rate ÷ published into factors: a list of changes whose product it is, and one sentence.
 
     `conditions`: means of the GPU's telemetry in the steady window, as verdict.json shows them. Each row is
@@ -117,7 +125,7 @@ def attribute(claimed: Factors, observed: Factors, published: float, rate: float
         "difference": total - 1,
         "factors": rows,
         "unexplained": total / product - 1 if product else None,
-        "text": _sentence(rows, total - 1, observed, claimed, conditions),
+        "text": _sentence(rows, total - 1, observed, claimed, conditions, wording),
     }
 
 
@@ -125,17 +133,19 @@ def _row(factor: str, claimed: float, observed: float, ratio: float) -> dict:
     return {"factor": factor, "claimed": claimed, "observed": observed, "change": ratio - 1}
 
 
-def _sentence(rows: list[dict], total: float, observed: Factors, claimed: Factors, conditions: dict | None) -> str:
+def _sentence(
+    rows: list[dict], total: float, observed: Factors, claimed: Factors, conditions: dict | None, wording: Wording
+) -> str:
     """Name the factors that pull the way the rate went, the strongest first; a word on those that don't."""
     named = sorted((row for row in rows if abs(row["change"]) >= NOT_WORTH_NAMING), key=lambda row: row["change"])
     named = named if total < 0 else named[::-1]
     words = [f"{_words(row, conditions)} ({row['change']:+.1%})" for row in named]
-    as_claimed = [row["factor"].removesuffix("_ms").replace("_", " ") for row in rows if row not in named]
-    if as_claimed:
-        words.append(f"{' and '.join(as_claimed)} as claimed")
+    alike = [row["factor"].removesuffix("_ms").replace("_", " ") for row in rows if row not in named]
+    if alike:
+        words.append(f"{' and '.join(alike)} {wording.alike}")
     if not claimed.acceptance:
         here = f" (here {observed.acceptance:.2f})" if observed.acceptance else ""
-        words.append(f"the claim states no acceptance length{here}, so acceptance and step time can't be told apart")
+        words.append(f"{wording.states_no} acceptance length{here}, so acceptance and step time can't be told apart")
     elif any(value is None for value in (observed.acceptance, observed.step_s)):
         words.append("the server's draft counters are missing, so acceptance and step time can't be told apart")
     side = "below" if total < 0 else "above"
@@ -164,5 +174,5 @@ def _clocks(conditions: dict | None) -> str:
     if conditions.get("power_w") is not None:
         said.append(f"{conditions['power_w']:,.0f} W")
     throttle = conditions.get("throttle") or {}
-    said += [word for name, word in THROTTLES.items() if throttle.get(name, 0) >= THROTTLED_SHARE]
+    said += [word for name, word in THROTTLE_WORDS.items() if throttle.get(name, 0) >= THROTTLED_SHARE]
     return f" {', '.join(said)}" if said else ""

@@ -179,13 +179,6 @@ def acceptance_per_position(delta: Counters) -> list[float] | None:
     return [value / drafts for _, value in positions]
 
 
-def finish_reasons(delta: Counters) -> dict[str, int]:
-    """Requests by the reason they finished for, reasons that occurred only."""
-    name = f"{FINISHED}{{finished_reason="
-    found = {key[len(name) : -1]: int(value) for key, value in sorted(delta.items()) if key.startswith(name)}
-    return {reason: count for reason, count in found.items() if count}
-
-
 def prefix_hit_share(delta: Counters) -> float | None:
     """Prefix-cache hits ÷ queries, in tokens; 0 where nothing was asked, None where it isn't counted."""
     hits, queries = (delta.get(f"prefix_cache_{name}_total") for name in ("hits", "queries"))
@@ -196,25 +189,3 @@ def mean_e2e_s(delta: Counters) -> float | None:
     """The server's own mean E2E latency (s) of the requests that finished in between; None where it isn't told."""
     total, count = (delta.get(f"{E2E}_{part}") for part in ("sum", "count"))
     return total / count if total is not None and count else None
-
-
-def summary(delta: Counters, series: Series | None) -> dict:
-    """What a window's counters say, for a report: every value a difference over the window; None is not known."""
-    seen = None
-    if series is not None and np.isfinite(series.columns["running"]).any():
-        seen = {
-            name: {"mean": float(np.nanmean(series.columns[name])), "max": float(np.nanmax(series.columns[name]))}
-            for name in GAUGED
-            if np.isfinite(series.columns[name]).any()
-        }
-    return {
-        "generation_tokens": delta.get("generation_tokens_total"),
-        "prompt_tokens": delta.get("prompt_tokens_total"),
-        "finish_reasons": finish_reasons(delta),
-        "preemptions": delta.get("num_preemptions_total"),
-        "prefix_hit_share": prefix_hit_share(delta),
-        "acceptance_length": acceptance_length(delta),
-        "acceptance_per_position": acceptance_per_position(delta),
-        "mean_e2e_s": mean_e2e_s(delta),
-        "in_window": seen,
-    }

@@ -11,6 +11,7 @@ from bench.guards import run_guards
 from bench.measurement import measure_evidence
 from bench.runfolder import dump_json, read_json, write_text
 from bench.statistics import BOOTS_FOR_INTERVAL, noise_floor, smallest_difference, spread
+from bench.verdict import EXIT_CODES
 from images.console import emit_json, note, out, table
 from images.errors import Problem, RunProblem, UsageProblem
 from images.index import state_root
@@ -18,7 +19,6 @@ from images.yaml_source import shown
 from recipes.machine import machine_facts
 
 SCHEMA = 1
-INVALID = 7  # the exit code of a run that proves nothing
 # Metrics whose value depends on the machine's speed, so that boots scatter.
 METRICS = ("output_tok_s", "output_tok_s_steady", "ttft_p95_ms", "tpot_p95_ms")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
@@ -49,7 +49,7 @@ def floor_of(evidence: Evidence, values: dict[str, list[float]], run: str, voide
         raise RunProblem(f"{run} measured an engine that isn't ours to identify: it shows no noise floor")
     if boots < BOOTS_FOR_INTERVAL:
         raise RunProblem(f"{run} has {boots} boot(s); a noise floor needs {BOOTS_FOR_INTERVAL}, and five are better")
-    if _hardware(machine.model_dump()) != _hardware(here):
+    if not _made_here(machine.model_dump(), here):
         raise RunProblem(f"{run} is of {machine.slug}, another machine than this one: a noise floor is a machine's own")
     metrics = {}
     for metric in METRICS:
@@ -77,10 +77,12 @@ def floor_of(evidence: Evidence, values: dict[str, list[float]], run: str, voide
     }
 
 
-def _hardware(facts: dict) -> tuple:
-    """What tells one machine from another with the same slug."""
-    cpu = facts.get("cpu") or {}
-    return facts.get("slug"), cpu.get("model"), cpu.get("cores"), [gpu.get("uuid") for gpu in facts.get("gpus") or []]
+def _made_here(facts: dict, here: dict) -> bool:
+    """Whether a run's machine is this one, not one with the same slug; it may have used one GPU of several."""
+    cpus = [(each.get("slug"), each.get("cpu") or {}) for each in (facts, here)]
+    machines = [(slug, cpu.get("model"), cpu.get("cores")) for slug, cpu in cpus]
+    gpus, present = ({gpu.get("uuid") for gpu in each.get("gpus") or []} for each in (facts, here))
+    return machines[0] == machines[1] and gpus <= present
 
 
 def store(record: dict, state: Path | None = None) -> Path:
@@ -158,22 +160,24 @@ def require_question(recipe: str | None, run: str | None, boots: int) -> None:
 def print_noise(run: Path | None, fresh: bool, as_json: bool) -> int:
     """Learn a run's noise floor (None: take those stored on this machine) and print it; the exit code.
 
-    Of a `fresh` run the folder is printed last, whatever it shows. Raises as `learn` does for one that isn't.
+    Of a `fresh` run the folder is printed last, whatever it shows: INVALID's code where it can't tell, a fault's where
+    the floor can't be stored. Raises as `learn` does for one that isn't.
     """
+    code = 0
     try:
         records = [learn(run)[0]] if run else stored_floors()
     except Problem as problem:
         if not fresh:
             raise
         note(f"✘ {problem}")
-        records = None
+        records, code = None, EXIT_CODES["INVALID"] if isinstance(problem, RunProblem) else problem.exit_code
     if as_json:
         emit_json({"floors": records, "run": shown(run)} if fresh else records)
     elif records is not None:
         _print_floors(records)
     if fresh and not as_json:
         out().print(f"\n{shown(run)}")
-    return INVALID if records is None else 0
+    return code
 
 
 def _print_floors(records: list[dict]) -> None:

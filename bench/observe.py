@@ -11,7 +11,6 @@ from bench.telemetry.store import save_telemetry
 from recipes.run.supervised import interrupts_held
 
 FILE = "telemetry.npz"
-LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 
 
 @contextmanager

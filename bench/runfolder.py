@@ -22,6 +22,7 @@ DERIVED = frozenset({"verdict.json", "report.html", SEAL})
 SCHEMA = 2  # 2: the counters' course, the host's identity, loops in texts; a run is judged by its own schema's guards
 PARTIAL = ".partial"
 MAX_TEXT_BYTES = 50_000_000
+MAX_RESULT_BYTES = 400_000_000
 
 
 def dump_json(value: Any) -> str:
@@ -128,10 +129,22 @@ def _differs(file: Path, digest: str) -> bool:
         return True
 
 
-def refuse_large(file: Path) -> None:
-    """Raise RunProblem for a text file larger than any of a run: it is read whole, and strangers write it."""
-    if file.stat().st_size > MAX_TEXT_BYTES:
-        raise RunProblem(f"{file}: more than {MAX_TEXT_BYTES} bytes, the most a text file of a run has")
+def refuse_large(file: Path, most: int | None = None, kind: str = "a text file of a run") -> None:
+    """Raise RunProblem for a text file larger than any of its `kind`: it is read whole, and strangers write it.
+
+    `most`: bytes; default: of a run's files.
+    """
+    most = MAX_TEXT_BYTES if most is None else most
+    if file.stat().st_size > most:
+        raise RunProblem(f"{file}: more than {most} bytes, the most that is read of {kind}")
+
+
+def read_result(file: Path) -> Any:
+    """Read the JSON that a load client saved: a number for each chunk of each request, so larger than a run's files.
+
+    2,560 requests of 1,024 tokens without drafts take about 73 MB. Raises RunProblem as `read_json` does.
+    """
+    return _read_json(file, MAX_RESULT_BYTES, "a client's result file")
 
 
 def read_json(file: Path) -> Any:
@@ -139,9 +152,13 @@ def read_json(file: Path) -> Any:
 
     Raises RunProblem naming the file and what is wrong with it.
     """
+    return _read_json(file, None, "a text file of a run")
+
+
+def _read_json(file: Path, most: int | None, kind: str) -> Any:
     if not file.is_file():
         raise RunProblem(f"{file}: can't be read: no such file")
-    refuse_large(file)
+    refuse_large(file, most, kind)
     try:
         return json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:

@@ -27,8 +27,8 @@ def spread(values: list[float]) -> Spread:
     return Spread(float(np.mean(values)), float(np.std(values, ddof=1)), len(values))
 
 
-def t_factor(boots: int | np.ndarray) -> np.ndarray:
-    """Student's t for a two-sided 95% interval over `boots` (≥ 2) values."""
+def t_factor(boots: float | np.ndarray) -> np.ndarray:
+    """Student's t for a two-sided 95% interval over `boots` (≥ 2) values; of Welch's interval, its freedom + 1."""
     return stats.t.ppf(1 - (1 - CONFIDENCE) / 2, np.asarray(boots) - 1)
 
 

@@ -7,7 +7,18 @@ from invoke import Exit, task
 from images.errors import UsageProblem
 from recipes.tasks import RECIPE
 
+# The options that say which GPU and which engine a recipe is served with, of every task that serves one.
+GIVEN = {
+    "gpu": "the UUID of the one GPU to use, on a machine that has several",
+    "engine-python": "an interpreter that has vLLM, for the recipe's engine: a GPU host without Docker",
+    "engine-path": "with --engine-python: a folder for its PYTHONPATH; may be repeated",
+}
 RUNS = str(Path(__file__).resolve().parent.parent / ".runs")
+
+
+def given(gpu: str | None, python: str | None, paths: list[str] | None) -> dict:
+    """The values of GIVEN as bench.plan.Options takes them."""
+    return {"gpu": gpu, "engine_python": python, "engine_paths": tuple(paths or ())}
 
 
 def finish(run: Path, as_json: bool) -> None:
@@ -73,22 +84,38 @@ def export(_c, run, to="", out=""):
 
 
 @task(
+    iterable=["engine_path"],
+    auto_shortflags=False,
     help={
         "recipe": f"{RECIPE}: make an A/A run of it and keep its noise floor",
         "run": "take the noise floor of this run of this machine, of three boots at least",
         "boots": "lives of the server (default 5)",
         "port": "port on 127.0.0.1 instead of the recipe's",
         "runtime": "process or docker; default: as the recipe says",
+        **GIVEN,
         "out": "folder for runs (default .runs in the repository)",
         "json": "print JSON",
-    }
+    },
 )
-def noise(_c, recipe=None, run=None, boots=5, port=0, runtime=None, out=RUNS, json=False):
+def noise(
+    _c,
+    recipe=None,
+    run=None,
+    boots=5,
+    port=0,
+    runtime=None,
+    gpu=None,
+    engine_python=None,
+    engine_path=None,
+    out=RUNS,
+    json=False,
+):
     """Measure this machine's noise floor: one recipe, boot after boot. Bare: show what is known."""
     from bench.measure import measure
     from bench.noise import print_noise, require_question
     from bench.plan import Options, gather
 
     require_question(recipe, run, boots)
-    made = measure(gather(Options(recipe, port, boots, 0, runtime)), Path(out)) if recipe else None
+    options = Options(recipe, port, boots, 0, runtime, **given(gpu, engine_python, engine_path))
+    made = measure(gather(options), Path(out)) if recipe else None
     raise Exit(code=print_noise(made or (Path(run) if run else None), made is not None, json))

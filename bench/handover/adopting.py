@@ -29,6 +29,7 @@ from recipes.bundle.source import Choice, brought
 from recipes.machine import machine_facts
 
 PROBLEMS_FOUND = 8
+MEASURED = frozenset({"run", "ladder"})  # findings about what was measured
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,10 @@ class Taken:
 def take(asked: Taken, as_json: bool) -> int:
     """Adopt a bundle, or with `check` only look at it; returns 0, or 8 where a check found something wrong.
 
-    Raises BundleProblem for a bundle that is refused: nothing of it is kept, and nothing was written elsewhere.
+    What is wrong with this machine (the recipe can't run here, preflight) is told and keeps nothing out; a bundle
+    whose quality suite asks other items than this version does is kept, and 8 is returned. Raises BundleProblem for
+    a bundle that is refused, such as one whose carried runs don't show what it says: nothing of it is kept, and
+    nothing was written elsewhere.
     """
     site = validate(Site, asked.site, {(): Mark(Path("adopt"), 1)})
     limits = Limits(total_bytes=asked.max_gb * GB)
@@ -70,12 +74,25 @@ def take(asked: Taken, as_json: bool) -> int:
             update(f"{done / 1e6:,.0f} MB", done)
 
         with candidate(local, asked.source, wishes, facts, progress) as found:
-            findings = [*found.findings, *_proof_findings(found)]
+            proof = _proof_findings(found)
+            if not asked.check:
+                _require_true(proof)
+            findings = [*found.findings, *proof]
             findings += preflight_findings(found.loaded) if asked.doctor else []
-            wrong = [each for each in findings if each.ok is False]
+            wrong = [each for each in (findings if asked.check else proof) if each.ok is False]
             kept = None if asked.check else _keep(found, asked, facts)
             _say(found, findings, kept, asked, as_json)
-    return PROBLEMS_FOUND if asked.check and wrong else 0
+    return PROBLEMS_FOUND if wrong else 0
+
+
+def _require_true(proof: Sequence[Finding]) -> None:
+    """Raise BundleProblem where a run or a ladder that is carried as proof isn't what the bundle says."""
+    false = [each for each in proof if each.ok is False and each.id in MEASURED]
+    if false:
+        raise BundleProblem(
+            f"what it carries as proof is not what it says, so nothing of it is kept: {false[0].found}. "
+            "Ask who sent it for another; --check shows all that was looked at"
+        )
 
 
 def _keep(found: Candidate, asked: Taken, facts: dict) -> Adopted:

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from bench.analyse import rounded
-from bench.attribution import attribute
+from bench.attribution import Wording, attribute
 from bench.claims import MACHINE_INDEPENDENT, judge_claim
 from bench.evidence import Evidence
-from bench.guards import run_guards
+from bench.guards import Guard, run_guards
 from bench.measurement import Measurement, measure_evidence
 from bench.statistics import BOOTS_FOR_INTERVAL
 from bench.verdict import figures_status, judge
@@ -38,6 +38,7 @@ WORDS = {
     "machine": "another machine",
     "conditions": "what the GPU did meanwhile",
 }
+OF_A_RUN = Wording("the same", "the other run has no")
 # Keys that change nothing of what is measured; boots and windows are how often it is.
 OURS = frozenset({"runtime.port", "runtime.ready_timeout_s", "runtime.stop_timeout_s"})
 OURS |= {"benchmark.boots", "benchmark.windows"}
@@ -58,6 +59,7 @@ class Side:
     """One of the two runs, reduced. `prompts`: sha256 of each window's prompts."""
 
     evidence: Evidence
+    guards: list[Guard]
     measured: Measurement
     verdict: dict
     prompts: dict[str, str]
@@ -65,7 +67,8 @@ class Side:
 
 def side(evidence: Evidence, prompts: dict[str, str]) -> Side:
     """Reduce a run once for everything below."""
-    return Side(evidence, measure_evidence(evidence), judge(evidence), prompts)
+    guards = run_guards(evidence)
+    return Side(evidence, guards, measure_evidence(evidence), judge(evidence, guards), prompts)
 
 
 def compare(mine: Side, theirs: Side) -> dict:
@@ -107,7 +110,7 @@ def _claim(claim, mine: Side, theirs: Side) -> dict:
     for name, each in (("mine", mine), ("theirs", theirs)):
         model = theirs.evidence.recipe.model
         evidence = replace(each.evidence, recipe=each.evidence.recipe.model_copy(update={"model": model}))
-        voided = [guard.id for guard in run_guards(each.evidence) if guard.voids and guard.voids_metric(claim.metric)]
+        voided = [guard.id for guard in each.guards if guard.voids and guard.voids_metric(claim.metric)]
         rows[name] = judge_claim(claim, evidence, each.measured, voided)
     values = [rows[name]["measured"] for name in ("mine", "theirs")]
     gap = None if None in values else values[0] - values[1]
@@ -126,20 +129,23 @@ def _claim(claim, mine: Side, theirs: Side) -> dict:
 
 
 def _rate(mine: Side, theirs: Side) -> dict | None:
-    """The two rates, and what their difference is made of; None where a run has none that counts."""
-    rates = []
-    for each in (mine, theirs):
-        told = each.verdict["output_tok_s"]
-        rates.append((told or {}).get("steady") or (told or {}).get("whole"))
+    """The two rates, and what their difference is made of; None where a run has none that counts.
+
+    Both are the steady state's where both have one, else both the whole run's: the end of a run, in which streams
+    fall idle, is in the one and not in the other.
+    """
+    told = [each.verdict["output_tok_s"] or {} for each in (mine, theirs)]
+    estimate = "steady" if all(each.get("steady") for each in told) else "whole"
+    rates = [each.get(estimate) for each in told]
     if None in rates:
         return None
-    found = {"mine": rates[0], "theirs": rates[1], "gap": rates[0] / rates[1] - 1, "text": None, "factors": []}
+    found = {"mine": rates[0], "theirs": rates[1], "gap": rates[0] / rates[1] - 1, "estimate": estimate}
+    found |= {"text": None, "factors": []}
     ours, other = mine.measured.factors, theirs.measured.factors
     if ours is None or other is None or not ours.streams or not other.streams:
         return found
-    split = attribute(other, ours, rates[1], rates[0], mine.measured.gpu.conditions)
-    text = split["text"].replace("as claimed", "the same").replace("the claim states", "the other run has")
-    return {**found, "text": text, "factors": split["factors"]}
+    split = attribute(other, ours, rates[1], rates[0], mine.measured.gpu.conditions, OF_A_RUN)
+    return {**found, "text": split["text"], "factors": split["factors"]}
 
 
 def differences(mine: Side, theirs: Side) -> list[Difference]:
@@ -160,7 +166,7 @@ def _validity(mine: Side, theirs: Side) -> list[Difference]:
 
 
 def _void(one: Side) -> str | None:
-    return ", ".join(guard.id for guard in run_guards(one.evidence) if guard.voids) or None
+    return ", ".join(guard.id for guard in one.guards if guard.voids) or None
 
 
 def _model(mine: Side, theirs: Side) -> list[Difference]:

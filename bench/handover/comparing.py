@@ -4,11 +4,12 @@ from pathlib import Path
 
 from bench.evidence import read_evidence
 from bench.handover.compare import Side, compare, side
+from bench.verdict import EXIT_CODES
 from images.console import emit_json, out, table
 from images.errors import RunProblem, UsageProblem
 from recipes.adopted import find_adopted
 
-AGREE, APART, NOT_COMPARABLE = 0, 3, 5  # as the states' own exit codes
+ESTIMATES = {"steady": "steady state", "whole": "whole run"}
 
 
 def find_run(text: str) -> Path:
@@ -52,8 +53,8 @@ def compare_runs(mine: str, theirs: str, as_json: bool) -> int:
         _print(found, runs)
     states = {row[name]["state"] for row in found["claims"] for name in ("mine", "theirs")}
     if states & {"NOT_COMPARABLE", "INVALID"} or {found["mine"]["state"], found["theirs"]["state"]} & {"INVALID"}:
-        return NOT_COMPARABLE
-    return AGREE if found["agree"] else APART
+        return EXIT_CODES["NOT_COMPARABLE"]
+    return EXIT_CODES["REPRODUCED" if found["agree"] else "NOT_REPRODUCED"]
 
 
 def _print(found: dict, runs: list[Path]) -> None:
@@ -73,7 +74,8 @@ def _print(found: dict, runs: list[Path]) -> None:
     rate = found["rate"]
     if rate:
         statuses = "/".join(dict.fromkeys((found["mine"]["status"], found["theirs"]["status"])))
-        said = f"{rate['mine']:,.0f} and {rate['theirs']:,.0f} output tok/s ({statuses}): {rate['gap']:+.1%}"
+        what = f"output tok/s ({statuses}, {ESTIMATES[rate['estimate']]})"
+        said = f"{rate['mine']:,.0f} and {rate['theirs']:,.0f} {what}: {rate['gap']:+.1%}"
         console.print(f"\nRate, mine and theirs: {said}", markup=False)
         if rate["text"]:
             console.print(f"  {rate['text']}", markup=False)

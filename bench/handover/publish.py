@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.evidence import read_evidence
+from bench.guards.server import RATE_METRICS
 from bench.handover.runs import items_of, published_runs
 from bench.handover.text import MARKS
 from bench.statistics import BOOTS_FOR_INTERVAL
@@ -24,7 +25,6 @@ from recipes.rules import broken_rules
 MAX_BUNDLE_MB = 20
 LICENCE = re.compile(r"^\W*licen[cs]e\W", re.I | re.M)
 OWN = frozenset({"measured", "synthetic"})  # figures a contributor measured, and so has to show
-RATES = frozenset({"output_tok_s", "ttft_p95_ms", "tpot_p95_ms"})
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def _proved(subject: Subject) -> str | None:
 
 
 def _replicated(subject: Subject) -> str | None:
-    rates = [claim.id for claim in subject.loaded.recipe.claims if claim.metric in RATES and claim.status in OWN]
+    rates = [claim.id for claim in subject.loaded.recipe.claims if claim.metric in RATE_METRICS and claim.status in OWN]
     if not rates:
         return NOT_APPLICABLE
     most = max((verdict["boots"] for _, verdict in subject.runs), default=0)

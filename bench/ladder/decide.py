@@ -8,6 +8,11 @@ from bench.ladder.setting import HIGHER, Setting
 from bench.ladder.steps import Step
 from bench.quality.score import paired_difference
 
+# How much worse a guard metric (relative), or the share of right answers, may be and still count as no worse: the bad
+# end of the 95% interval has to lie inside. That no difference was seen shows nothing by itself.
+MARGIN = 0.05
+QUALITY_MARGIN = 0.03
+
 
 @dataclass(frozen=True)
 class Decision:
@@ -57,25 +62,58 @@ def _gained(metric: str, kept: RungRuns, tried: RungRuns, floors: dict[str, floa
 
 
 def _guarded(metric: str, kept: RungRuns, tried: RungRuns, floors: dict[str, float]) -> tuple[bool, str]:
-    """Whether a guard metric got no worse beyond noise. One that wasn't measured, or can't be told, hasn't passed."""
+    """Whether a guard metric is shown to be no worse: not beyond noise, nor by MARGIN at the interval's bad end.
+
+    One that wasn't measured, or of which nobody knows how it scatters, hasn't passed.
+    """
     found = step_between(metric, kept, tried, floors.get(metric))
     better, said = _better(metric, found)
-    if better is None and found.below_noise is None:
+    bad = _bad_end(metric, found)
+    if bad is None:
         return False, f"guard metric not known to be no worse: {said}"
-    return better is not False, f"guard metric {'worse' if better is False else 'no worse'}: {said}"
+    if better is False:
+        return False, f"guard metric worse: {said}"
+    if bad > MARGIN:
+        return (
+            False,
+            f"guard metric not shown to be no worse: {said}; it may be {bad:.1%} worse, more than {MARGIN:.0%}",
+        )
+    return True, f"guard metric no worse, or by less than {MARGIN:.0%}: {said}"
+
+
+def _bad_end(metric: str, found: Step) -> float | None:
+    """By how much (relative) a metric may have got worse, at the bad end of what is known; None where nothing is."""
+    if found.gain is None:
+        return None
+    if found.ci95 is not None:
+        low, high = found.ci95
+    elif found.scatter is not None:
+        low, high = found.gain - found.scatter, found.gain + found.scatter
+    else:
+        return None
+    return max(0.0, -low if metric in HIGHER else high)
 
 
 def _quality(setting: Setting, kept: RungRuns, tried: RungRuns) -> tuple[bool, str]:
-    """Whether quality passes: no worse, item by item, by McNemar's test at 5%."""
+    """Whether quality is shown to be no worse, item by item: by the interval that a comparison of two runs prints too.
+
+    It may not lie below no difference at all, nor reach further down than QUALITY_MARGIN.
+    """
     before, after = answers(kept), answers(tried)
     suites = sorted(before.keys() & after.keys())
     if not suites:
         return not setting.quality, "no quality suite was asked" + ("" if setting.quality else ", as you chose")
+    passed = []
     for suite in suites:
         try:
             found = paired_difference(before[suite], after[suite])
         except ValueError as error:
             return False, f"quality can't be compared: {error}"
-        if found.difference < 0 and found.p < 0.05:
-            return False, f"quality is worse: {suite} {found.difference:+.2%}, McNemar p {found.p:.3g}"
-    return True, f"quality passes: {', '.join(suites)} not worse, item by item"
+        low, high = found.interval95
+        said = f"{suite} {found.difference:+.2%}, 95% {low:+.2%} to {high:+.2%}, McNemar p {found.p:.3g}"
+        if high < 0:
+            return False, f"quality is worse: {said}"
+        if low < -QUALITY_MARGIN:
+            return False, f"quality not shown to be no worse: {said}; more than {QUALITY_MARGIN:.0%} may be lost"
+        passed.append(said)
+    return True, f"quality passes, no worse or by less than {QUALITY_MARGIN:.0%}: {'; '.join(passed)}"

@@ -74,7 +74,10 @@ def _remade(folder: Path, setting: Setting) -> dict:
 
 
 def _common(settings: list[Setting], folders: list[Path]) -> Setting:
-    """One setting for all: the same load and order, every rung of any in the ladder's order."""
+    """One setting for all: the same load and order, every rung of any in the ladder's order.
+
+    The boots asked for are the most that any asked for: what was cut off is no whole result by being joined.
+    """
     first = settings[0]
     for other, folder in zip(settings[1:], folders[1:], strict=True):
         if replace(other, rungs=first.rungs, boots=first.boots, begun_with=first.begun_with) != first:
@@ -83,4 +86,5 @@ def _common(settings: list[Setting], folders: list[Path]) -> Setting:
     order = [*load_ladder(first.family).rungs, *named]
     rungs = sorted(dict.fromkeys(named), key=order.index)
     begun_with = next((setting.begun_with for setting in settings if setting.begun_with), None)
-    return replace(first, rungs=rungs, boots=1, begun_with=begun_with)
+    boots = max(setting.boots for setting in settings)
+    return replace(first, rungs=rungs, boots=boots, begun_with=begun_with)

@@ -71,6 +71,11 @@ class RungRuns:
             return str(problem)
         return None
 
+    @property
+    def answering(self) -> list[Measured]:
+        """The boots from which is taken what needs no clock, answers and proofs: those that count, else sound ones."""
+        return self.counting or [each for each in self.measured if each.sound]
+
     def values(self, metric: str) -> dict[str, list[float]]:
         """By visit one value of a metric a boot; nothing for a boot that doesn't have it."""
         found: dict[str, list[float]] = {}
@@ -151,25 +156,40 @@ def visit_of(evidence: Evidence) -> str:
 
 def rung_row(plan: dict, runs: RungRuns, against: RungRuns | None, names: dict[str, str]) -> dict:
     """A rung's row of ladder.json. `plan`: what is known without measuring; `names`: visits by their short names."""
-    counting = runs.counting or runs.measured
-    mixed = runs.mixed
+    used = runs.answering
     row = {**plan, "boots": [_boot_row(each, names) for each in runs.measured]}
     row["failed"] = [{"boot": boot.boot, "run": boot.run, "cause": boot.cause} for boot in runs.failed]
-    row["run"] = [each.boot.run for each in counting]
-    row["windows"] = sum(len(each.evidence.windows) for each in counting)
-    if not counting:
+    row["run"] = [each.boot.run for each in used]
+    row["windows"] = sum(len(each.evidence.windows) for each in used)
+    if not runs.measured:
         return row | {"state": None, "why": _why_nothing(plan, runs)}
-    if mixed:
-        return row | {"state": "INVALID", "why": mixed}
+    if runs.mixed:
+        return row | {"state": "INVALID", "why": runs.mixed}
+    if not used:
+        return row | {"state": "INVALID", "why": _held_against(runs.measured)} | _unproved(_effect(runs.measured))
     try:
-        verdict = judge(combine([each.evidence for each in counting]), counting[0].guards)
+        verdict = judge(combine([each.evidence for each in used]), _worst_of(used))
     except RunProblem as problem:
         return row | {"state": "INVALID", "why": str(problem)}
-    row |= _figures(verdict, runs, counting)
+    row |= _figures(verdict, runs, used)
     row |= _gain(runs, against, floors_of(runs).get(RATE))
-    row |= _effect(counting)
+    row |= _effect(used)
     row["quality_change"] = _quality_change(against, runs)
     return row
+
+
+def _worst_of(boots: list[Measured]) -> list[Guard]:
+    """The guards' findings on several boots as one's: of each guard the one that voids something, if any."""
+    found: dict[str, Guard] = {}
+    for guard in (guard for each in boots for guard in each.guards):
+        if guard.id not in found or (guard.voids and not found[guard.id].voids):
+            found[guard.id] = guard
+    return list(found.values())
+
+
+def _held_against(boots: list[Measured]) -> str | None:
+    """What the guards hold against boots, in words, each thing once."""
+    return "; ".join(dict.fromkeys(void for each in boots for void in each.voids)) or None
 
 
 def _boot_row(each: Measured, names: dict[str, str]) -> dict:
@@ -195,7 +215,7 @@ def _why_nothing(plan: dict, runs: RungRuns) -> str:
     return causes[0] if causes else "not measured yet"
 
 
-def _figures(verdict: dict, runs: RungRuns, counting: list[Measured]) -> dict:
+def _figures(verdict: dict, runs: RungRuns, used: list[Measured]) -> dict:
     """What the boots together say: the combined verdict's figures under the ladder's names."""
     estimate = same_estimate(RATE, runs)
     values = [value for boots in runs.values(estimate).values() for value in boots]
@@ -204,7 +224,7 @@ def _figures(verdict: dict, runs: RungRuns, counting: list[Measured]) -> dict:
     return {
         "state": verdict["state"],
         "status": verdict["status"],
-        "why": "; ".join(counting[0].voids) or None,
+        "why": _held_against(used),
         "output_tok_s": float(np.mean(values)) if values else None,
         "whole_tok_s": verdict["output_tok_s"]["whole"],
         "estimate": estimate,
@@ -241,16 +261,21 @@ def _gain(runs: RungRuns, against: RungRuns | None, floor: float | None) -> dict
     }
 
 
-def _effect(counting: list[Measured]) -> dict:
+def _effect(boots: list[Measured]) -> dict:
     """Proved where every boot proves it; a failure on any boot is told with its reason."""
-    verdicts = [effect(each.proofs) for each in counting]
+    verdicts = [effect(each.proofs) for each in boots]
     proved = False if False in verdicts else None if None in verdicts else True
-    wrong = [f"{proof.subject}: {proof.said}" for each in counting for proof in each.proofs if proof.ok is not True]
+    wrong = [f"{proof.subject}: {proof.said}" for each in boots for proof in each.proofs if proof.ok is not True]
     return {
         "effect_proved": proved,
         "effect_why": "; ".join(dict.fromkeys(wrong)) or None,
-        "effect": [proof.as_dict() for proof in counting[0].proofs],
+        "effect": [proof.as_dict() for proof in boots[0].proofs],
     }
+
+
+def _unproved(found: dict) -> dict:
+    """An effect as boots show it that count for nothing: they may refute it, and prove nothing."""
+    return found if found["effect_proved"] is not True else {**found, "effect_proved": None}
 
 
 def _quality_change(against: RungRuns | None, runs: RungRuns) -> dict | None:

@@ -58,22 +58,28 @@ def rungs_here(setting: Setting, loaded: Sequence[Loaded], facts: dict) -> list[
 
 
 def outlook(setting: Setting, rungs: Sequence[Rung], folder: Path, boots: Sequence[Boot]) -> Outlook:
-    """What comes next. Boots that are void are done again; those that failed are not."""
-    done = {(boot.rung, boot.boot) for boot in boots if boot.state in {"finished", "failed"}}
+    """What comes next. Boots that were cut off are done again; those that failed, or that a guard voids, are not."""
+    missing = {rung.name: _missing(rung.name, setting.boots, boots) for rung in rungs}
     here = [rung for rung in rungs if rung.absent is None]
     if setting.keep:
-        return _deciding(setting, here, folder, boots, done)
+        return _deciding(setting, here, folder, boots, missing)
     rounds = range(1, setting.boots + 1)
     if setting.order == "interleaved":
         every = [(rung, boot) for boot in rounds for rung in here]
     else:
         every = [(rung, boot) for rung in here for boot in rounds]
-    left = [Unit(rung, boot) for rung, boot in every if (rung.name, boot) not in done]
+    left = [Unit(rung, boot) for rung, boot in every if boot in missing[rung.name]]
     return Outlook(left, [], {rung.name: rung for rung in here})
 
 
+def _missing(rung: str, asked: int, boots: Sequence[Boot]) -> list[int]:
+    """The numbers of a rung's boots that are still to be done. Those of another visit count, whatever their number."""
+    done = [boot.boot for boot in boots if boot.rung == rung and boot.state in {"finished", "failed"}]
+    return [number for number in range(1, asked + 1) if number not in done][: max(0, asked - len(done))]
+
+
 def _deciding(
-    setting: Setting, here: Sequence[Rung], folder: Path, boots: Sequence[Boot], done: set[tuple[str, int]]
+    setting: Setting, here: Sequence[Rung], folder: Path, boots: Sequence[Boot], missing: dict[str, list[int]]
 ) -> Outlook:
     """Rung by rung: the first that isn't done is next, on the configuration that was kept until then."""
     decisions: list[Decision] = []
@@ -83,7 +89,7 @@ def _deciding(
     for number, rung in enumerate(here):
         current = rung if kept is None else _on(kept, rung)
         configurations[rung.name] = current
-        left = [Unit(current, boot) for boot in range(1, setting.boots + 1) if (rung.name, boot) not in done]
+        left = [Unit(current, boot) for boot in missing[rung.name]]
         if left:
             rest = [Unit(each, boot) for each in here[number + 1 :] for boot in range(1, setting.boots + 1)]
             return Outlook([*left, *rest], decisions, configurations)

@@ -4,11 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
 
-from bench.statistics import interval95
-
-CONFIDENCE = 0.95
+from bench.statistics import interval95, t_factor
 
 
 @dataclass(frozen=True)
@@ -16,13 +13,15 @@ class Step:
     """`gain` is the relative change of a rate (0.05: five percent more); `ci95` its 95% interval, None with `why`.
 
     `below_noise`: whether the interval, or the machine's noise floor where that is wider, holds no change at all;
-    None where neither is known.
+    None where neither is known. `scatter`: without an interval, by how much (relative) such a step comes out of
+    nothing, from the noise floor; None where that isn't known either.
     """
 
     gain: float | None
     ci95: tuple[float, float] | None
     below_noise: bool | None
     why: str | None = None
+    scatter: float | None = None
 
 
 Values = Mapping[str, list[float]]
@@ -32,7 +31,8 @@ def step(before: Values, after: Values, floor: float | None) -> Step:
     """The gain of `after` over `before`: by visit one value a boot, all above 0. `floor`: the noise floor, relative.
 
     Only visits that saw both count, since another visit may be another card. With one such visit the interval is
-    Welch's over boots, of the logarithms; with several it is the t interval over the visits' ratios.
+    Welch's over boots, of the logarithms; with several it is the t interval over the visits' ratios. Where there is
+    none, the floor stands in: it is of one boot against the mean of many, and two boots differ by up to √2 as much.
     """
     common = [visit for visit in before if before[visit] and after.get(visit)]
     if not common:
@@ -43,8 +43,10 @@ def step(before: Values, after: Values, floor: float | None) -> Step:
     interval = interval95(shifts) if len(shifts) > 1 else _welch(*pairs[0])
     gain = float(np.expm1(shift))
     if interval is None:
-        noisy = None if floor is None else abs(gain) <= floor
-        return Step(gain, None, noisy, "one boot, no interval")
+        scatter = None if floor is None else floor * 2**0.5
+        noisy = None if scatter is None else abs(gain) <= scatter
+        held = "" if scatter is None else f"; by the noise floor ±{scatter:.1%}"
+        return Step(gain, None, noisy, f"one boot, no interval{held}", scatter)
     low, high = (float(np.expm1(edge)) for edge in interval)
     noisy = low <= 0 <= high or (floor is not None and abs(gain) <= floor)
     return Step(gain, (low, high), noisy)
@@ -60,7 +62,7 @@ def _welch(old: np.ndarray, new: np.ndarray) -> tuple[float, float] | None:
     if error == 0:
         return shift, shift
     freedom = error**2 / sum(part**2 / (len(values) - 1) for part, values in zip(parts, (old, new), strict=True))
-    half = float(stats.t.ppf(1 - (1 - CONFIDENCE) / 2, freedom)) * error**0.5
+    half = float(t_factor(freedom + 1)) * error**0.5
     return shift - half, shift + half
 
 

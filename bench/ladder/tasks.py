@@ -4,7 +4,7 @@ from pathlib import Path
 
 from invoke import Exit, task
 
-from bench.tasks import RUNS
+from bench.tasks import RUNS, given
 from images.errors import UsageProblem
 
 BOOTS = 3
@@ -77,8 +77,7 @@ def ladder(
         raise UsageProblem(
             "ladder needs --recipe FAMILY, or --resume FOLDER. To look at it only: --recipe FAMILY --show"
         )
-    given = {"gpu": gpu, "engine_python": engine_python, "engine_paths": tuple(engine_path)}
-    options = Options(None, port, 0, 0, runtime, **given)
+    options = Options(None, port, 0, 0, runtime, **given(gpu, engine_python, engine_path))
     only = [name.strip() for name in rungs.split(",")] if rungs and resume else None
     files = [Path(file) if file else None for file in (caches, keep_caches)]
     if resume:

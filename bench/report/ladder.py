@@ -71,7 +71,9 @@ def _step(row: dict) -> str:
     said = f"{row['step_gain']:+.1%} on {row['against']}"
     if row["step_ci95"]:
         said += f"\n{row['step_ci95'][0]:+.1%} to {row['step_ci95'][1]:+.1%}"
-    return said + {True: "\nbelow noise", False: "", None: f"\n{row['step_why']}"}[row["below_noise"]]
+    elif row["step_why"]:
+        said += f"\n{row['step_why']}"
+    return said + ("\nbelow noise" if row["below_noise"] else "")
 
 
 def _proved(row: dict) -> Text:
@@ -173,7 +175,8 @@ def _whole_notes(found: dict) -> Iterator[str]:
     if whole and whole["ratio"] is not None:
         interval = f", 95% {whole['ci95'][0]:.3f} to {whole['ci95'][1]:.3f}" if whole["ci95"] else f" ({whole['why']})"
         published = f"; published: {whole['published']:.3f} (claimed)" if whole["published"] else ""
-        yield f"{whole['to']} ÷ {whole['from']}: {whole['ratio']:.3f}{interval}{published}"
+        chosen = "; by the boots that chose these rungs, so it flatters them" if found["keep_if_better"] else ""
+        yield f"{whole['to']} ÷ {whole['from']}: {whole['ratio']:.3f}{interval}{chosen}{published}"
     if sensitive:
         factors = ", ".join(f"acceptance {by}: ×{factor:.3f}" for by, factor in sensitive["rate_factor"].items())
         yield f"{sensitive['rung']} with other draft acceptance ({sensitive['status']}): {factors}"
@@ -196,7 +199,27 @@ def _caveats(found: dict) -> Iterator[str]:
         yield "No rate is claimed here: the column claims is about what the recipes claim, not about speed."
     missing = incomplete(found)
     if missing:
-        yield f"Not a whole ladder yet, so exit code 7: {'; '.join(missing)}. ./inv ladder --resume goes on."
+        yield f"Not a whole ladder yet, so exit code 7: {'; '.join(missing)}. {'. '.join(_ways_on(found))}."
+
+
+def _ways_on(found: dict) -> Iterator[str]:
+    """What makes a ladder whole: going on, another boot where the machine spoilt those there are, or a new ladder."""
+    here = [row for row in found["rungs"] if not row["applies"]]
+    lost = [row for row in here if row.get("output_tok_s") is None and (row["boots"] or row["failed"])]
+    spoilt = [row for row in lost if row["boots"] and all(boot["voided_by"] for boot in row["boots"])]
+    wrong = [row for row in here if row.get("effect_proved", True) is not True and row not in spoilt]
+    wrong += [row for row in lost if row not in spoilt and row not in wrong]
+    if found["left"]:
+        yield "./inv ladder --resume FOLDER goes on"
+    elif spoilt:
+        more = 1 + max(len(row["boots"]) + len(row["failed"]) for row in here)
+        yield f"./inv ladder --resume FOLDER --boots {more} measures once more: {_named(spoilt)}"
+    if wrong:
+        yield f"More boots can't mend {_named(wrong)}: mend the recipe and start a new ladder"
+
+
+def _named(rows: list[dict]) -> str:
+    return ", ".join(row["rung"] for row in rows)
 
 
 def _load(shape: str) -> str:

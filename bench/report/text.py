@@ -207,7 +207,7 @@ def print_paired(first: str, second: str, differences: dict[str, dict], console:
         low, high = found["interval95"]
         verb = "changed nothing that this suite can see" if low <= 0 <= high else "changed the answers"
         console.print(
-            f"{suite}: {second} {verb}; the true difference is within {low:+.2%} to {high:+.2%}.", markup=False
+            f"{suite}: {second} {verb}; 95% interval of the true difference: {low:+.2%} to {high:+.2%}.", markup=False
         )
 
 

@@ -18,6 +18,16 @@ THROTTLE_BITS = {
     "hw_power_brake": 0x80,
     "display_clocks": 0x100,
 }
+# How they are said; idle and application clocks hold nothing back.
+THROTTLE_WORDS = {
+    "sw_power_cap": "power cap",
+    "hw_power_brake": "power brake",
+    "hw_slowdown": "hardware slowdown",
+    "sw_thermal": "software thermal slowdown",
+    "hw_thermal": "hardware thermal slowdown",
+    "sync_boost": "sync boost",
+    "display_clocks": "display clocks",
+}
 
 Bounds = tuple[float, float]
 

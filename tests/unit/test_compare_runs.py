@@ -1,5 +1,6 @@
 """Two teams' runs compared: the same claims on both, what differs, and that the cause named is the one that was made."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,29 @@ def test_comparing_is_pure_and_swapping_the_runs_turns_the_gap_round(tmp_path):
     assert there == compared(slow, fast)
     assert there["claims"][0]["gap"] == pytest.approx(-back["claims"][0]["gap"])
     assert there["rate"]["gap"] < -0.3 < 0.3 < back["rate"]["gap"]
+
+
+def test_a_run_against_itself_has_no_gap_though_one_side_shows_no_steady_state(tmp_path):
+    """The steady rate leaves out the end of a run, where streams fall idle: it stands against no whole run's rate."""
+    mine = read_side(run(tmp_path / "a"))
+    told = {**mine.verdict["output_tok_s"], "steady": None}
+    assert mine.verdict["output_tok_s"]["steady"] > 1.01 * told["whole"]
+    theirs = replace(mine, verdict={**mine.verdict, "output_tok_s": told})
+    for pair in ((mine, theirs), (theirs, mine)):
+        rate = compare(*pair)["rate"]
+        assert (rate["gap"], rate["estimate"]) == (0, "whole")
+    assert compare(mine, mine)["rate"]["estimate"] == "steady"
+
+
+def test_a_run_s_guards_are_asked_once_however_many_claims_are_compared(tmp_path, monkeypatch):
+    sides = [read_side(run(tmp_path / name)) for name in "ab"]
+    monkeypatch.setattr("bench.handover.compare.run_guards", lambda _: pytest.fail("asked again"))
+    assert compare(*sides)["agree"]
+
+
+def test_the_other_side_of_a_comparison_is_called_a_run_and_not_a_claim(tmp_path):
+    text = compared(run(tmp_path / "a", step_s=0.02), run(tmp_path / "b"))["rate"]["text"]
+    assert "claim" not in text and "acceptance the same" in text
 
 
 def test_a_slower_machine_is_named_for_a_slower_rate(tmp_path):

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.handover import adopting
 from bench.handover.adopting import Taken, ladder_finding, take
 from bench.handover.bundling import Wanted, write
 from bench.handover.comparing import compare_runs
@@ -19,10 +20,12 @@ from bench.handover.publish import RULES
 from bench.handover.runs import published_ladders
 from images.errors import BundleProblem, Problem
 from images.registry import Wire
+from recipes.bundle.layout import CarriedRun
 from recipes.bundle.sign import public_text, secret_key
 from recipes.bundle.source import Choice
+from recipes.bundle.write import Carried
 from recipes.load import LIBRARY, load_recipe
-from tests.bundles import BASE, files_of, test_key, tiny_bundle, tree
+from tests.bundles import BASE, files_of, library, test_key, tiny_bundle, tree
 from tests.runs import recipe, write_run
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -145,7 +148,7 @@ def bundling(**wanted: object):
     return lambda: write(Wanted(**{"recipe": "micro", "out": "x.tar", **wanted}))
 
 
-def adopting(source: str, **asked: object):
+def adopt_of(source: str, **asked: object):
     return lambda: take(Taken(source, **asked), as_json=False)
 
 
@@ -161,13 +164,13 @@ WRONG = [
     (bundling(with_engine=True, platform="linux/riscv64"), "--platform linux/riscv64"),
     (bundling(caches="/nowhere"), "wanted DEVICE or DEVICE=FOLDER"),
     (bundling(caches="cpu=/nowhere"), "there is no folder /nowhere"),
-    (adopting("/nowhere"), "there is no such file or folder"),
-    (adopting("https://x/y"), "wanted a tar, a folder, docker://HOST/NAME:VERSION, or git+URL"),
-    (adopting("git+ext::sh -c id"), "wanted https://, ssh://, file:// or a path"),
-    (adopting("git+--upload-pack=id"), "wanted https://, ssh://, file:// or a path"),
-    (adopting("x.tar", pubkey="nonsense"), "wanted a minisign public key"),
-    (adopting("x.tar", site={"gpu": "0"}), "gpu: string should match pattern"),
-    (adopting(str(RUN), recipe="micro"), "choose a bundle of a git repository"),
+    (adopt_of("/nowhere"), "there is no such file or folder"),
+    (adopt_of("https://x/y"), "wanted a tar, a folder, docker://HOST/NAME:VERSION, or git+URL"),
+    (adopt_of("git+ext::sh -c id"), "wanted https://, ssh://, file:// or a path"),
+    (adopt_of("git+--upload-pack=id"), "wanted https://, ssh://, file:// or a path"),
+    (adopt_of("x.tar", pubkey="nonsense"), "wanted a minisign public key"),
+    (adopt_of("x.tar", site={"gpu": "0"}), "gpu: string should match pattern"),
+    (adopt_of(str(RUN), recipe="micro"), "choose a bundle of a git repository"),
     (lambda: push_to(Path("/nowhere"), "127.0.0.1:1/x", Wire(), False, 2, False), "there is no such file or folder"),
     (lambda: pull_from(str(RUN), Path("/nowhere/x"), Choice(), 2, False), "there is no folder /nowhere"),
     (lambda: compare_runs("/nowhere", "/nowhere", False), "is no run: wanted a run's folder"),
@@ -243,6 +246,39 @@ def test_a_ladder_whose_runs_are_not_what_was_sealed_is_told(tmp_path):
     (tmp_path / "ladder/runs/b/machine.json").write_text('{"slug": "faster"}')
     found = ladder_finding(tmp_path / "ladder")
     assert found.ok is False and "1 of 2 runs are not whole: b: machine.json was changed" in found.found
+
+
+def tiny_with_a_run(folder: Path, told: str) -> Path:
+    """The tiny recipe's bundle with a run of it, which claims nothing about this machine: NOT_COMPARABLE in truth."""
+    subject = load_recipe("tiny", library(folder / "of the run")).recipe
+    run = write_run(folder / "a-run", subject)
+    carried = CarriedRun(name="a-run", machine="cpu-x86-64", state=told)
+    return tiny_bundle(folder, carried=Carried(runs=((carried, run),)))
+
+
+def test_a_bundle_whose_carried_run_does_not_show_what_it_says_is_not_kept(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("STATION_RECIPES_STATE", str(tmp_path / "state"))
+    (tmp_path / "honest").mkdir()
+    honest = tiny_with_a_run(tmp_path / "honest", "NOT_COMPARABLE")
+    assert take(Taken(str(honest), check=True, doctor=False), as_json=True) in {0, 8}
+    found = {each["id"]: each for each in json.loads(capsys.readouterr().out)["findings"]}
+    assert found["run"]["ok"] is True, found["run"]
+    false = tiny_with_a_run(tmp_path, "REPRODUCED")
+    with pytest.raises(BundleProblem, match="told REPRODUCED on cpu-x86-64, judged here NOT_COMPARABLE"):
+        take(Taken(str(false), doctor=False), as_json=True)
+    assert list((tmp_path / "state/adopted").iterdir()) == []
+    assert take(Taken(str(false), check=True, doctor=False), as_json=True) == 8, "it can be looked at"
+    capsys.readouterr()
+    assert take(Taken(str(honest), doctor=False), as_json=True) == 0
+
+
+def test_a_bundle_that_asks_other_quality_items_is_kept_with_exit_code_8(bundled, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("STATION_RECIPES_STATE", str(tmp_path / "state"))
+    monkeypatch.setattr(adopting, "items_of", lambda _: {"micro-tasks": b"what a later version asks"})
+    asked = Taken(str(bundled[0]), doctor=False, site={"port": free_port()})
+    assert take(asked, as_json=True) == 8
+    told = json.loads(capsys.readouterr().out)
+    assert told["reference"] and "asks other items" in str(told["findings"])
 
 
 def test_the_guide_names_every_rule_that_is_checked():

@@ -1,6 +1,7 @@
 """What strangers hand us, and what goes wrong around us: one clear error, nothing of others touched, every run closed."""
 
 import io
+import json
 import os
 import socket
 import threading
@@ -16,7 +17,7 @@ from bench.counters import Sample
 from bench.evidence import read_evidence
 from bench.measure import measure, require_url
 from bench.record import Plan
-from bench.runfolder import seal, seal_faults, window_folder, write_text
+from bench.runfolder import read_json, read_result, seal, seal_faults, window_folder, write_text
 from bench.verdict import judge, write_verdict
 from bench.watch import Watch, ask_all
 from images.console import out, table
@@ -88,6 +89,19 @@ def test_a_log_that_unpacks_to_more_than_a_log_has_is_not_unpacked_whole(tmp_pat
     run = write_run(tmp_path / "run", recipe(), log="x" * 1001)
     with pytest.raises(RunProblem, match=r"server\.log\.gz: a log of more than 1000 bytes"):
         read_evidence(run)
+
+
+def test_a_client_s_result_may_be_larger_than_a_run_s_own_files_and_not_without_end(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr("bench.runfolder.MAX_TEXT_BYTES", 10)
+    monkeypatch.setattr("bench.runfolder.MAX_RESULT_BYTES", 100)
+    file = tmp_path / "result.json"
+    file.write_text(json.dumps([1] * 20))
+    assert len(read_result(file)) == 20
+    with pytest.raises(RunProblem, match="more than 10 bytes, the most that is read of a text file of a run"):
+        read_json(file)
+    file.write_text(json.dumps([1] * 50))
+    with pytest.raises(RunProblem, match="more than 100 bytes, the most that is read of a client's result file"):
+        read_result(file)
 
 
 @pytest.mark.parametrize(

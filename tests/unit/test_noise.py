@@ -49,6 +49,31 @@ def test_a_run_knows_only_the_floor_of_its_own_machine_engine_and_family(tmp_pat
     assert noise.with_noise_floor(HERE, None, "test", tmp_path / "state")["noise_floor"] is None
 
 
+def test_a_floor_that_cannot_be_stored_is_a_fault_and_a_run_that_cannot_tell_is_invalid(tmp_path: Path, monkeypatch):
+    (tmp_path / "a file").write_text("where a folder should be")
+    monkeypatch.setattr(noise, "state_root", lambda: tmp_path / "a file")
+    run = a_run(tmp_path / "aa", 1000, 1010, 990)
+    assert noise.print_noise(run, True, True) == 1
+    assert noise.print_noise(a_run(tmp_path / "two", 1000, 1010), True, True) == 7
+
+
+def test_a_run_on_one_gpu_of_several_shows_the_floor_of_that_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    gpus = [{"uuid": "GPU-display", "name": "NVIDIA RTX PRO 2000"}, {"uuid": "GPU-big", "name": "NVIDIA GB300"}]
+    monkeypatch.setattr(noise, "machine_facts", lambda: {**HERE, "gpus": gpus})
+    run = a_run(tmp_path / "aa", 1000, 1010, 990, machine={**HERE, "gpus": gpus[1:]})
+    record, file = noise.learn(run, tmp_path / "state")
+    assert file.is_file() and record["boots"] == 3
+
+
+@pytest.mark.parametrize("task", [("noise", "--recipe", "micro"), ("quality",), ("serve",), ("reproduce",)])
+def test_whatever_serves_a_recipe_takes_the_gpu_and_the_engine_s_interpreter(inv, task: tuple[str, ...]):
+    answer = inv(*task, "--gpu", "GPU-nowhere")
+    assert answer.returncode == 2 and "--gpu GPU-nowhere: this machine has" in " ".join(answer.stderr.split())
+    given = ("--engine-python", "/nowhere/python", "--engine-path", "/a", "--engine-path", "/b", "--port", "8617")
+    answer = inv(*task, *given)
+    assert answer.returncode == 2 and "wanted the path of a Python interpreter" in " ".join(answer.stderr.split())
+
+
 def test_a_floor_that_cannot_be_read_is_said_and_not_used(tmp_path: Path):
     file = noise.noise_file("cpu-x86-64", "e1", "test", tmp_path)
     for text in ("{", "[]", dump_json({"machine": "cpu-x86-64"})):
@@ -62,6 +87,10 @@ REFUSED = {
     "two boots": (lambda folder: a_run(folder, 1000, 1010), "2 boot"),
     "another machine": (
         lambda folder: a_run(folder, 1000, 1010, 990, machine={**HERE, "cpu": {"model": "another", "cores": 2}}),
+        "another machine",
+    ),
+    "a GPU that isn't here": (
+        lambda folder: a_run(folder, 1000, 1010, 990, machine={**HERE, "gpus": [{"uuid": "GPU-elsewhere"}]}),
         "another machine",
     ),
     "somebody else's server": (
