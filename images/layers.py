@@ -11,7 +11,7 @@ import re
 import tarfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import IO
+from typing import IO, TypeVar
 
 from images.command import piped
 from images.console import stage
@@ -63,6 +63,10 @@ class Layer:
     texts: dict[str, bytes] = field(default_factory=dict)
 
 
+T = TypeVar("T")
+Saved = tuple[list[dict], dict[str, T], dict[str, bytes]]  # manifest.json, layers and small files by name
+
+
 @dataclass(frozen=True)
 class FlatImage:
     """An image as a container sees it: its id, its configuration, every path without the leading slash, kept texts."""
@@ -82,28 +86,41 @@ def read_images(names: Sequence[str]) -> list[FlatImage]:
     images = [require_image(name) for name in names]
     ids = list(dict.fromkeys(image.id for image in images))
     total = max(image.size_bytes for image in images)
-    with piped(["docker", "save", *ids]) as (process, said):
-        try:
-            with stage(f"Reading {' and '.join(names)}") as update:
-                contents, layers, blobs = read_stream(Counted(process.stdout, update, total))
-                while process.stdout.read(CHUNK):
-                    pass
-        except (tarfile.TarError, EOFError, OSError, ValueError) as error:
-            process.stdout.close()  # or it would wait for us to read on
-            process.wait()
-            raise _ended(said, names, str(error)) from None
-        if process.wait() != 0:
-            raise _ended(said, names, "")
+
+    def read(source: IO[bytes]) -> Saved[Layer]:
+        with stage(f"Reading {' and '.join(names)}") as update:
+            return read_stream(Counted(source, update, total), read_layer)
+
+    contents, layers, blobs = saved_by_engine(ids, names, read)
     found = {}
     for saved in contents:
         config = blobs[saved["Config"]]
-        flat = flatten([layers[_followed(name, blobs)] for name in saved["Layers"]])
+        flat = flatten([layers[name] for name in saved["Layers"] or []])
         found[f"sha256:{hashlib.sha256(config).hexdigest()}"] = (json.loads(config), *flat)
     flats = []
     for name, image in zip(names, images, strict=True):
         key = image.id if image.id in found else _config_of(image.id, contents, blobs, found)
         flats.append(FlatImage(name, key, *found[key]))
     return flats
+
+
+def saved_by_engine(ids: Sequence[str], names: Sequence[str], read: Callable[[IO[bytes]], T]) -> T:
+    """What `read` makes of the stream in which the engine gives images out, by their ids; `names` are for errors.
+
+    Raises ImageProblem when the stream ends early, DockerProblem when no engine answers.
+    """
+    with piped(["docker", "save", *ids]) as (process, said):
+        try:
+            found = read(process.stdout)
+            while process.stdout.read(CHUNK):
+                pass
+        except (tarfile.TarError, EOFError, OSError, ValueError) as error:
+            process.stdout.close()  # or it would wait for us to read on
+            process.wait()
+            raise _ended(said, names, str(error)) from None
+        if process.wait() != 0:
+            raise _ended(said, names, "")
+    return found
 
 
 def _ended(said: IO[bytes], names: Sequence[str], why: str) -> ImageProblem:
@@ -127,18 +144,24 @@ def _config_of(image_id: str, contents: list[dict], blobs: Mapping[str, bytes], 
 
 
 def config_digest(name: str) -> str:
-    """The digest of an engine image's configuration: its id, but for engines that name images by their manifest."""
+    """The digest of an engine image's configuration: its id, but for engines that name images by their manifest.
+
+    Raises ImageProblem when the image is absent, or the stream ends early.
+    """
     image = require_image(name)
-    with piped(["docker", "save", image.id]) as (process, _):
-        contents, blobs = [], {}
-        with tarfile.open(fileobj=process.stdout, mode="r|", bufsize=BUFFER) as tar:
-            for member in tar:
-                if member.isreg() and member.size < SMALL_BYTES:
-                    blobs[member.name] = tar.extractfile(member).read()
-        contents = json.loads(blobs.get("manifest.json", b"[]"))
+    contents, blobs = saved_by_engine([image.id], [name], _small_files)
     if len(contents) != 1 or contents[0]["Config"] not in blobs:
         raise ImageProblem(f"the Docker engine does not give the configuration of {name}")
     return f"sha256:{hashlib.sha256(blobs[contents[0]['Config']]).hexdigest()}"
+
+
+def _small_files(source: IO[bytes]) -> tuple[list[dict], dict[str, bytes]]:
+    blobs = {}
+    with tarfile.open(fileobj=source, mode="r|", bufsize=BUFFER) as tar:
+        for member in tar:
+            if member.isreg() and member.size < SMALL_BYTES:
+                blobs[member.name] = tar.extractfile(member).read()
+    return json.loads(blobs.get("manifest.json", b"[]")), blobs
 
 
 class Counted:
@@ -155,45 +178,55 @@ class Counted:
         return data
 
 
-def read_stream(source: object) -> tuple[list[dict], dict[str, Layer], dict[str, bytes]]:
+def read_stream(source: object, take: Callable[["Peeked", str], T]) -> Saved[T]:
     """Read what `docker save` writes: its manifest.json, each layer by its name, each small file by its name.
 
-    A layer that stands for another one (a link in the engine's old format) is a text of its target's name.
-    Raises ImageProblem when there is no manifest.
+    `take` reads one layer: a stream, and tarfile's mode for it. A link stands for what it points at, as between equal
+    layers in the engine's old format. Raises ImageProblem when there is no manifest, a layer can't be read, or fewer
+    layers came than the manifest lists: nobody may take what was never looked at for empty.
     """
-    layers: dict[str, Layer] = {}
+    layers: dict[str, T] = {}
     blobs: dict[str, bytes] = {}
+    links: dict[str, str] = {}
     with tarfile.open(fileobj=source, mode="r|", bufsize=BUFFER) as tar:
         for member in tar:
             tar.members = []  # the list would hold every header
             if member.issym() or member.islnk():
-                blobs[member.name] = _link_target(member).encode()
-            elif member.isreg():
-                _read_member(Peeked(tar.extractfile(member)), member, layers, blobs)
+                links[member.name] = _link_target(member)
+            elif member.isreg() and member.size:
+                stream = Peeked(tar.extractfile(member))
+                mode = _layer_mode(stream.head, member.name)
+                if mode:
+                    layers[member.name] = take(stream, mode)
+                elif member.size < SMALL_BYTES:
+                    blobs[member.name] = stream.read(member.size)
+    layers |= {name: layers[target] for name, target in links.items() if target in layers}
     if "manifest.json" not in blobs:
         raise ImageProblem("the Docker engine's archive has no manifest.json: it ended early, or the engine is too old")
-    return json.loads(blobs["manifest.json"]), layers, blobs
+    contents = json.loads(blobs["manifest.json"])
+    missing = [name for saved in contents for name in saved["Layers"] or [] if name not in layers]
+    if missing:
+        raise ImageProblem(
+            f"the Docker engine's archive lists the layer {missing[0]}; found no tar under that name, wanted one, plain "
+            "or compressed with gzip: pull or build the image again"
+        )
+    return contents, layers, blobs
 
 
-def _read_member(source: "Peeked", member: tarfile.TarInfo, layers: dict, blobs: dict) -> None:
-    head = source.head
+def _layer_mode(head: bytes, name: str) -> str:
+    """The mode in which tarfile reads a layer, by its first 512 bytes; empty for what is no layer."""
     if head[257:262] == b"ustar" or not head.strip(b"\0"):
-        layers[member.name] = read_layer(source, "r|") if head.strip(b"\0") else Layer()
-    elif head[:2] == b"\x1f\x8b":
-        layers[member.name] = read_layer(source, "r|gz")
-    elif head[:4] == b"\x28\xb5\x2f\xfd":
-        raise ImageProblem(f"{member.name} is compressed with zstd, which can't be read here: save the image with gzip")
-    elif member.size < SMALL_BYTES:
-        blobs[member.name] = source.read(member.size)
+        return "r|"
+    if head[:2] == b"\x1f\x8b":
+        return "r|gz"
+    if head[:4] == b"\x28\xb5\x2f\xfd":
+        raise ImageProblem(f"{name} is compressed with zstd, which can't be read here: build the image with gzip")
+    return ""
 
 
 def _link_target(member: tarfile.TarInfo) -> str:
     folder = member.name.rpartition("/")[0]
     return _clean(f"{folder}/{member.linkname}" if member.issym() else member.linkname)
-
-
-def _followed(name: str, blobs: Mapping[str, bytes]) -> str:
-    return blobs[name].decode() if name in blobs else name
 
 
 class Peeked:

@@ -5,12 +5,10 @@ import csv
 import hashlib
 import posixpath
 import re
-import subprocess
 import tarfile
 from dataclasses import dataclass, field
-from typing import IO
 
-from images.docker_engine import DockerProblem
+from images.layers import Peeked, read_stream, saved_by_engine
 
 BUFFER = 1 << 20
 SMALL_BYTES = 1 << 20  # a secret lies in a small text file
@@ -52,52 +50,26 @@ def secrets_in(reference: str) -> list[str]:
     """What looks like a secret in an image: one line each, naming kind and place, never the value.
 
     A file that a package's own RECORD lists with the same hash is public: examples in it are nobody's secrets.
-    Raises DockerProblem when the image can't be read.
+    Raises ImageProblem when the image, or one of its layers, can't be read.
     """
     found = _Found()
-    with subprocess.Popen(["docker", "save", reference], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        try:
-            with tarfile.open(fileobj=process.stdout, mode="r|", bufsize=BUFFER) as saved:
-                for member in saved:
-                    if member.isfile():
-                        _member(saved.extractfile(member), member.name, found)
-        except tarfile.TarError as error:
-            process.kill()
-            said = process.stderr.read().decode(errors="replace").strip()
-            raise DockerProblem(f"{reference} can't be read: {said or error}") from error
-        finally:
-            process.stdout.close()
-            process.kill()
+
+    def take(stream: Peeked, mode: str) -> None:
+        _layer(stream, mode, found)
+
+    _, _, blobs = saved_by_engine([reference], [reference], lambda source: read_stream(source, take))
+    for name, content in blobs.items():
+        if content[:1] in {b"{", b"["}:
+            found.places += [(kind, f"in the image's configuration ({name})", "") for kind in kinds(content)]
     return sorted(
         {f"{kind} {place}" for kind, place, digest in found.places if (place[3:], digest) not in found.published}
     )
 
 
-def _member(source: IO[bytes], name: str, found: _Found) -> None:
-    """A member of the saved image: a layer (a tar), or the image's configuration (JSON)."""
-    head = source.read(512)
-    if head[257:262] == b"ustar":
-        _layer(_Rejoined(head, source), found)
-    elif head[:1] in {b"{", b"["}:
-        text = head + source.read(SMALL_BYTES)
-        found.places += [(kind, f"in the image's configuration ({name})", "") for kind in kinds(text)]
-
-
-class _Rejoined:
-    """A stream whose first bytes were already read."""
-
-    def __init__(self, head: bytes, rest: IO[bytes]) -> None:
-        self._head, self._rest = head, rest
-
-    def read(self, size: int) -> bytes:
-        """Read the next bytes, at most `size`."""
-        head, self._head = self._head[:size], self._head[size:]
-        return head + self._rest.read(size - len(head)) if len(head) < size else head
-
-
-def _layer(stream: _Rejoined, found: _Found) -> None:
-    with tarfile.open(fileobj=stream, mode="r|", bufsize=BUFFER) as layer:
+def _layer(stream: Peeked, mode: str, found: _Found) -> None:
+    with tarfile.open(fileobj=stream, mode=mode, bufsize=BUFFER) as layer:
         for member in layer:
+            layer.members = []  # the list would hold every header
             if not member.isfile():
                 continue
             path = "/" + member.name.removeprefix("./")

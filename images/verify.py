@@ -18,7 +18,7 @@ from images.index import cache_root
 from images.secrets import secrets_in
 from images.verify_checks import Finding
 
-SCHEMA = 1
+SCHEMA = 2  # proofs of schema 1 passed over layers that the engine keeps compressed
 IMAGES = Path(__file__).resolve().parent
 TOGETHER = """
 import sys, types
