@@ -69,7 +69,10 @@ def _terminated(*_: object) -> None:
 def open_door(tasks: Collection) -> None:
     """Run the tasks that the command line names, and exit."""
     # Said for SIGINT too: a shell that starts us in the background has it ignored, and then we'd never clean up.
-    for ending in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    endings = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # who says nohup wants us to outlive the terminal
+        endings.append(signal.SIGHUP)
+    for ending in endings:
         signal.signal(ending, _terminated)
     door = FrontDoor(
         name="station-recipes", binary="./inv", namespace=tasks, version="0.1.0", config_class=NobodysConfig

@@ -207,8 +207,8 @@ def read_stream(source: object, take: Callable[["Peeked", str], T]) -> Saved[T]:
     missing = [name for saved in contents for name in saved["Layers"] or [] if name not in layers]
     if missing:
         raise ImageProblem(
-            f"the Docker engine's archive lists the layer {missing[0]}; found no tar under that name, wanted one, plain "
-            "or compressed with gzip: pull or build the image again"
+            f"the Docker engine's archive lists the layer {missing[0]}; found no tar under that name, wanted one, "
+            "plain or compressed with gzip: pull or build the image again"
         )
     return contents, layers, blobs
 

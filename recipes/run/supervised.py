@@ -113,6 +113,7 @@ def interrupts_held(again: bool = False) -> Iterator[None]:
     One that came meanwhile is delivered at the end, unless an interrupt is under way or was dealt with (`again`).
     """
     names = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    names = [name for name in names if signal.getsignal(name) is not signal.SIG_IGN]  # nohup: not ours to hear
     came: list[int] = []
     previous = {name: signal.signal(name, lambda number, _frame: came.append(number)) for name in names}
     try:

@@ -4,9 +4,11 @@ import json
 import os
 import resource
 import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -124,6 +126,63 @@ def engine_marker(tmp_path, monkeypatch) -> str:
     (home / "bin" / "python").symlink_to(sys.executable)
     (home / MARKER).write_text("{}")
     return str(tmp_path)
+
+
+ECHO = """
+import sys
+from invoke import Collection, task
+from images.front_door import open_door
+from recipes.run.supervised import interrupts_held
+
+@task
+def echo(_):
+    try:
+        for line in sys.stdin:
+            print(line.strip(), flush=True)
+    finally:
+        with interrupts_held():
+            print("cleaning up", flush=True)
+            print(sys.stdin.readline().strip(), flush=True)
+
+open_door(Collection(echo))
+"""
+
+
+@contextmanager
+def front_door(ignoring: str) -> Iterator[subprocess.Popen]:
+    """A task that gives back each line, and one more while it cleans up; started with these signals ignored."""
+    argv = ["sh", "-c", f'trap "" {ignoring}; exec "$0" -c "$1" echo' if ignoring else 'exec "$0" -c "$1" echo']
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([*argv, sys.executable, ECHO], cwd=ROOT, text=True, bufsize=1, **pipes) as door:
+        try:
+            door.stdin.write("ready\n")
+            assert door.stdout.readline() == "ready\n"
+            yield door
+        finally:
+            door.kill()
+
+
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
+def test_what_nohup_started_outlives_its_terminal_and_still_ends_in_order_when_asked(ending):
+    with front_door(ignoring="HUP INT") as door:
+        door.send_signal(signal.SIGHUP)
+        door.stdin.write("alive\n")
+        assert door.stdout.readline() == "alive\n"
+        door.send_signal(ending)
+        assert door.stdout.readline() == "cleaning up\n"
+        door.send_signal(signal.SIGHUP)
+        door.stdin.write("cleaned\n")
+        assert door.stdout.readline() == "cleaned\n"
+        door.stdin.close()
+        assert (door.wait(20), door.stderr.read()) == (1, "interrupted\n")
+
+
+def test_without_nohup_a_lost_terminal_ends_a_task_in_order():
+    with front_door(ignoring="") as door:
+        door.send_signal(signal.SIGHUP)
+        assert door.stdout.readline() == "cleaning up\n"
+        door.stdin.close()
+        assert (door.wait(20), door.stderr.read()) == (1, "interrupted\n")
 
 
 class TestFirstContact:

@@ -180,3 +180,15 @@ def test_an_interrupt_during_the_cleanup_waits_for_its_end_and_is_not_lost():
             signal.raise_signal(signal.SIGINT)
     finally:
         signal.signal(signal.SIGINT, previous)
+
+
+def test_a_hangup_that_nohup_has_ignored_does_not_hide_an_interrupt_behind_it():
+    previous = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_IGN}
+    previous = {name: signal.signal(name, handler) for name, handler in previous.items()}
+    try:
+        with pytest.raises(KeyboardInterrupt), interrupts_held():
+            signal.raise_signal(signal.SIGHUP)
+            signal.raise_signal(signal.SIGINT)
+    finally:
+        for name, handler in previous.items():
+            signal.signal(name, handler)
