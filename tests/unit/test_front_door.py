@@ -253,3 +253,31 @@ class TestFirstContact:
         answer = self.run(clone, programs)
         assert answer.returncode == 1
         assert "The disk is full" in answer.stderr
+
+    @pytest.fixture
+    def stale(self, clone: Path, programs: Path) -> Path:
+        """The .venv of older pins, a `uv` that makes a new one of the Python it is given, and a Python on PATH."""
+        (clone / "tasks.py").write_text("print('ran')\n")
+        (clone / ".venv" / "bin").mkdir(parents=True)
+        (clone / ".venv" / "pins.txt").write_text("older\n")
+        for name in ("python", "python3", "python3.11", "python3.12", "python3.13", "python3.14"):
+            (clone / ".venv" / "bin" / name).symlink_to(sys.executable)
+        (programs / "ln").symlink_to(shutil.which("ln"))
+        making = '"$4" -c "" && mkdir -p "$5/bin" && ln -s "$4" "$5/bin/python"'
+        self.fake(programs, "uv", f'case "$1" in venv) {making};; esac')
+        return clone / ".venv"
+
+    @pytest.mark.parametrize("spelled", ["clone/.venv/bin", "clone/../clone/.venv/bin/", "link/.venv/bin"])
+    def test_an_activated_environment_is_made_anew_with_the_python_behind_it(self, stale, clone, programs, spelled):
+        (clone.parent / "link").symlink_to(clone)
+        (programs / "python3").symlink_to(sys.executable)
+        answer = self.run(clone, programs, PATH=f"{clone.parent}/{spelled}:{programs}")
+        assert (answer.returncode, answer.stdout) == (0, "ran\n"), answer.stderr
+        assert os.readlink(stale / "bin" / "python") == str(programs / "python3")
+
+    def test_the_environment_s_own_python_is_never_the_one_to_make_it_anew(self, stale, clone, programs):
+        own = str(stale / "bin" / "python3")
+        answer = self.run(clone, programs, PATH=f"{stale / 'bin'}:{programs}", STATION_RECIPES_PYTHON=own)
+        assert answer.returncode == 1
+        assert f"{own} is in {stale}, which is to be made anew" in answer.stderr
+        assert Path(own).exists(), "nothing was deleted"
