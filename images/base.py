@@ -3,6 +3,7 @@
 import hashlib
 import os
 import re
+import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,8 @@ from images.index import cache_root
 DIGEST = re.compile(r"\S+@sha256:[0-9a-f]{64}")
 # A Debian root made twice from the same packages has the same bytes.
 EPOCH = "1735689600"  # 2025-01-01
+# By this, mmdebstrap knows that packages are Debian's. Ubuntu and DGX OS don't have it unless somebody installed it.
+KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 UPSTREAM_SOURCES = """Types: deb
 URIs: http://deb.debian.org/debian
 Suites: {suite} {suite}-updates
@@ -98,7 +101,20 @@ def _debian_root(build: Build, engine: DockerEngine, log: Path) -> BaseImage:
     return BaseImage(tag, image.id, build.base.suite, build.base.python, ())
 
 
+def _require_packages() -> None:
+    """Raise EngineProblem naming each package that a Debian root needs of this machine and that is not here."""
+    here = {"mmdebstrap": shutil.which("mmdebstrap"), "debian-archive-keyring": KEYRING.exists()}
+    missing = [package for package, found in here.items() if not found]
+    if missing:
+        raise EngineProblem(
+            f"a Debian root is made with mmdebstrap and Debian's keys ({KEYRING}); not installed: "
+            f"{', '.join(missing)} (Debian, Ubuntu: apt install {' '.join(missing)}). Or name a base of your own: "
+            "--base NAME@sha256:…"
+        )
+
+
 def _import_root(suite: str, packages: list[str], engine: DockerEngine, tag: str, log: Path) -> None:
+    _require_packages()
     note(f"Making the base: Debian {suite} with {', '.join(packages)}, once")
     folder = cache_root() / "bases"
     folder.mkdir(parents=True, exist_ok=True)
@@ -115,13 +131,7 @@ def _import_root(suite: str, packages: list[str], engine: DockerEngine, tag: str
         arch = engine.platform.removeprefix("linux/")
         argv = ["mmdebstrap", "--quiet", "--variant=minbase", f"--architectures={arch}", *hooks]
         argv += [f"--include={','.join(packages)}", suite, str(root)]
-        try:
-            code = run_shown(argv, "making the Debian root", log, env={**os.environ, "SOURCE_DATE_EPOCH": EPOCH})
-        except FileNotFoundError:
-            raise EngineProblem(
-                "a Debian root is made with mmdebstrap, which is not installed (Debian, Ubuntu: apt install "
-                "mmdebstrap). Or name a base of your own: --base NAME@sha256:…"
-            ) from None
+        code = run_shown(argv, "making the Debian root", log, env={**os.environ, "SOURCE_DATE_EPOCH": EPOCH})
         if code != 0:
             raise EngineProblem(
                 f"{tail(log)}\n\nThe Debian root could not be made: its last words are above, whole log: {log}"

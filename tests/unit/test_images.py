@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from images import base
+from images.base import ensure_base
 from images.build import Order, build_image, explain
 from images.declaration import Declaration, Wheel, declaration, known_images
-from images.docker_engine import DockerProblem, docker_engine
+from images.docker_engine import DockerEngine, DockerProblem, docker_engine
 from images.errors import EngineProblem, UsageProblem
 from images.pins_file import pins_for, read_pins
 from images.secrets import kinds
@@ -115,6 +117,32 @@ def test_a_line_without_a_hash_is_no_pin(tmp_path):
     (tmp_path / "pins.txt").write_text("httpx==1.0\n")
     with pytest.raises(EngineProblem, match=r"'httpx==1.0' is no exact pin with a hash"):
         read_pins(tmp_path / "pins.txt")
+
+
+@pytest.mark.parametrize(
+    ("program", "keys", "said"),
+    [
+        (False, False, r"apt install mmdebstrap debian-archive-keyring\)"),
+        (True, False, r"apt install debian-archive-keyring\)"),
+        (False, True, r"apt install mmdebstrap\)"),
+        (True, True, "E: no mirror\n\nThe Debian root could not be made"),
+    ],
+)
+def test_a_base_that_can_t_be_made_here_names_every_package_that_is_missing(
+    fake_docker, tmp_path, monkeypatch, program, keys, said
+):
+    fake_docker("echo 'Error: No such image' >&2; exit 1")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("STATION_RECIPES_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(base, "KEYRING", tmp_path / "debian.gpg")
+    if program:
+        (tmp_path / "mmdebstrap").write_text("#!/bin/sh\necho 'E: no mirror'\nexit 25\n")
+        (tmp_path / "mmdebstrap").chmod(0o755)
+    if keys:
+        (tmp_path / "debian.gpg").touch()
+    build = declaration("cpu").sources.build
+    with pytest.raises(EngineProblem, match=said):
+        ensure_base(build, None, DockerEngine("26.1.5", "linux/amd64", True, False), tmp_path / "log")
 
 
 @pytest.fixture
