@@ -273,8 +273,3 @@ def _built(
         fresh=fresh,
         patches=patches,
     )
-
-
-def shown_size(size_bytes: int) -> str:
-    """A size as people read it."""
-    return f"{size_bytes / 1e9:.1f} GB"

@@ -18,8 +18,9 @@ Hex64 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 Repository = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9.-]*(:[0-9]+)?(/[a-z0-9][a-z0-9._-]*)+$")]
 PackageName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9+.-]*$")]
 Platform = Literal["linux/amd64", "linux/arm64"]
-# What `uname -m` says, by the platform's name in an image index.
+# A platform's name in an image index, by what `uname -m` says; and back.
 MACHINES: dict[str, Platform] = {"x86_64": "linux/amd64", "aarch64": "linux/arm64"}
+MACHINE_OF = {platform: machine for machine, platform in MACHINES.items()}
 # The Python that each base's own packages bring.
 PYTHON_OF = {"bookworm": "3.11", "noble": "3.12", "trixie": "3.13"}
 

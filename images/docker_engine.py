@@ -68,9 +68,10 @@ def docker_engine() -> DockerEngine:
     version = server.get("Version", "")
     if _numbers(version) < OLDEST:
         raise DockerProblem(f"the Docker engine is {version or 'of an unknown version'}; wanted 20.10 or newer")
-    machine = {"x86_64": "amd64", "aarch64": "arm64"}.get(server.get("Arch", ""), server.get("Arch", ""))
+    arch = server.get("Arch", "")
+    platform = MACHINES.get(arch, f"{server.get('Os', 'linux')}/{arch}")
     buildkit = os.environ.get("DOCKER_BUILDKIT") != "0" and run(["docker", "buildx", "version"]).returncode == 0
-    return DockerEngine(version, f"{server.get('Os', 'linux')}/{machine}", buildkit, is_remote())
+    return DockerEngine(version, platform, buildkit, is_remote())
 
 
 def is_remote() -> bool:

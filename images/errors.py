@@ -31,7 +31,7 @@ class OutsideProblem(EngineProblem):
 
 
 class ImageProblem(Problem):
-    """An image can't be read, saved, loaded, mirrored or compared."""
+    """An image can't be read, saved, loaded, mirrored or compared, or is not what it must be."""
 
 
 class BundleProblem(Problem):

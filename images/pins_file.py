@@ -7,6 +7,7 @@ from pathlib import Path
 
 from packaging.markers import Marker
 
+from images.declaration import MACHINE_OF
 from images.errors import EngineProblem
 
 PIN = re.compile(r"^(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)==(?P<version>[^\s;\\]+)(?P<rest>.*)$", re.DOTALL)
@@ -58,12 +59,11 @@ def entries(file: Path) -> Iterator[Pin]:
 
 def environment_of(platform: str, python: str) -> dict[str, str]:
     """The marker environment of CPython `python` (3.11) on linux/amd64 or linux/arm64."""
-    machine = {"linux/amd64": "x86_64", "linux/arm64": "aarch64"}[platform]
     return {
         "implementation_name": "cpython",
         "implementation_version": f"{python}.0",
         "os_name": "posix",
-        "platform_machine": machine,
+        "platform_machine": MACHINE_OF[platform],
         "platform_python_implementation": "CPython",
         "platform_release": "",
         "platform_system": "Linux",

@@ -13,7 +13,7 @@ from images.command import run
 from images.console import stage
 from images.declaration import declaration
 from images.docker_engine import LABEL, find_image
-from images.errors import EngineProblem
+from images.errors import ImageProblem
 from images.index import cache_root
 from images.secrets import secrets_in
 from images.verify_checks import Finding
@@ -29,10 +29,6 @@ exec(compile({checks!r}, checks.__file__, "exec"), checks.__dict__)
 exec(compile({verify!r}, "verify", "exec"), {{"__name__": "__main__"}})
 """
 HOME = "/opt/station-recipes"
-
-
-class ImageProblem(EngineProblem):
-    """An image is not what it must be."""
 
 
 def verify_image(built: Built, again: bool = False, device: str | None = None) -> list[Finding]:

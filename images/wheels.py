@@ -16,7 +16,7 @@ from subprocess import run as run_process
 
 from images.command import tail
 from images.console import stage
-from images.declaration import IMAGES, Wheel
+from images.declaration import IMAGES, MACHINE_OF, Wheel
 from images.engine import build_lock, torch_source
 from images.errors import EngineProblem
 from images.index import cache_root, uv_command, uv_environment
@@ -140,7 +140,7 @@ def pytorch_index() -> str:
 
 def platform_tags(platform: str) -> list[str]:
     """The wheel tags that a glibc 2.36 system of this platform takes, newest first."""
-    machine = {"linux/amd64": "x86_64", "linux/arm64": "aarch64"}[platform]
+    machine = MACHINE_OF[platform]
     older = [f"manylinux{name}_{machine}" for name in ("2014", "2010", "1")]
     return [*(f"manylinux_2_{minor}_{machine}" for minor in GLIBC_MINORS), *older, f"linux_{machine}"]
 

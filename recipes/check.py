@@ -16,6 +16,7 @@ from recipes.machine import gpu_device, load_machines, machine_facts, machine_pr
 from recipes.render import render
 from recipes.rules import RULES, broken_rules, require_rules
 from recipes.schema import Recipe
+from recipes.serving import platform_of
 from recipes.spec import HOST_CACHE, container, serving_spec
 
 SCHEMA_FILE = Path(__file__).with_name("recipe.schema.json")
@@ -160,7 +161,7 @@ def render_lock(
     loaded, lock, lines = lock_here(file, facts)
     if lines:
         raise UsageProblem(f"{shown(file)} can't be rendered here, it would differ:\n  " + "\n  ".join(lines))
-    platform = {"aarch64": "linux/arm64", "x86_64": "linux/amd64"}.get(facts["architecture"], facts["architecture"])
+    platform = platform_of(facts)
     chosen = lock["engine"]["images"].get(platform) or image
     if not chosen:
         has = ", ".join(lock["engine"]["images"]) or "no image"

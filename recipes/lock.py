@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from images.declaration import declaration
+from images.declaration import MACHINE_OF, declaration
 from images.engine import engine_identity
 from images.errors import UsageProblem
 from images.validate import validate
@@ -35,7 +35,7 @@ def parse_images(texts: list[str]) -> Images:
     found = {}
     for text in texts:
         platform, _, image = text.partition("=")
-        if platform not in {"linux/arm64", "linux/amd64"} or not (IMAGE.fullmatch(image) or IMAGE_ID.fullmatch(image)):
+        if platform not in MACHINE_OF or not (IMAGE.fullmatch(image) or IMAGE_ID.fullmatch(image)):
             raise UsageProblem(f"--image {text}: wanted linux/arm64=NAME@sha256:… or linux/amd64=NAME@sha256:…")
         found[platform] = image
     return Images(found)

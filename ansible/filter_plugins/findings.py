@@ -7,12 +7,13 @@ import sys
 from pathlib import Path
 
 # Ansible loads this file by its path, and has no way of its own for what filters share.
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "module_utils"))
+sys.path.extend(str(Path(__file__).resolve().parent.parent / folder) for folder in ("module_utils", "library"))
 
 from host_findings import Findings, docker, machine, own_containers, storage
 from host_profiles import ANY, GB300_PCI_IDS, PROFILES, at_least, fitting_gpus, one_gpu, profile_of
 
 NVIDIA_ARCHIVE = "nvidia.github.io/libnvidia-container"
+STATES = ("mig", "persistence", "ecc", "power_limit", "throttle", "idle_memory")
 
 
 def gpu_text(gpu: dict) -> str:
@@ -22,9 +23,8 @@ def gpu_text(gpu: dict) -> str:
 
 def gpu(add: Findings, facts: dict, kind: str, want: dict, uuid: str) -> None:
     """The one GPU, its driver, and the state it is in."""
-    states = ("mig", "persistence", "ecc", "power_limit", "throttle", "idle_memory")
     if kind == "cpu":
-        add.leave(("gpu", "driver", "driver_library", *states), "not applicable: a cpu host")
+        add.leave(("gpu", "driver", "driver_library", *STATES), "not applicable: a cpu host")
         return
     fitting = fitting_gpus(facts, kind, uuid)
     on_bus = [each for each in facts["pci_gpus"] if each["pci_id"].startswith("10de:")]
@@ -40,8 +40,21 @@ def gpu(add: Findings, facts: dict, kind: str, want: dict, uuid: str) -> None:
     else:
         remedy = "install the NVIDIA driver, or look in dmesg why it found no GPU"
     add.add("gpu", len(fitting) == 1, seen, wanted + named, remedy)
-    version = facts["driver"]["kernel"] or next((each["driver"] for each in facts["gpus"] if each["driver"]), None)
-    library = facts["driver"]["library"]
+    driver(add, facts, want)
+    if len(fitting) == 1:
+        state(add, facts, fitting[0], want)
+    else:
+        add.leave(STATES, "not checked: no single GPU to look at")
+
+
+def driver_version(facts: dict) -> str | None:
+    """The driver's version: the loaded kernel module's, else what nvidia-smi says."""
+    return facts["driver"]["kernel"] or next((each["driver"] for each in facts["gpus"] if each["driver"]), None)
+
+
+def driver(add: Findings, facts: dict, want: dict) -> None:
+    """The driver's version, and whether its two halves are the same."""
+    version, library = driver_version(facts), facts["driver"]["library"]
     add.add(
         "driver",
         at_least(version, want["driver_min"]),
@@ -57,19 +70,19 @@ def gpu(add: Findings, facts: dict, kind: str, want: dict, uuid: str) -> None:
         "the same version twice",
         "reboot needed: packages were upgraded under a loaded driver",
     )
-    if len(fitting) != 1:
-        add.leave(states, "not checked: no single GPU to look at")
-        return
-    one = fitting[0]
 
-    def state(name: str, value: object, good: bool, wanted: str, remedy: str, unit: str = "") -> None:
+
+def state(add: Findings, facts: dict, one: dict, want: dict) -> None:
+    """The state that the one GPU is in: STATES, line by line."""
+
+    def judge(name: str, value: object, good: bool, wanted: str, remedy: str, unit: str = "") -> None:
         found = "not told" if value is None else f"{value:g}{unit}" if isinstance(value, (int, float)) else value
         add.add(name, None if value is None else good, found, wanted, remedy)
 
     index = f"-i {one['uuid']}"
-    state("mig", one["mig"], one["mig"] == "Disabled", "Disabled", f"nvidia-smi {index} -mig 0, when nothing uses it")
+    judge("mig", one["mig"], one["mig"] == "Disabled", "Disabled", f"nvidia-smi {index} -mig 0, when nothing uses it")
     unit = facts["host"]["services"].get("nvidia-persistenced") or "unknown"
-    state(
+    judge(
         "persistence",
         one["persistence"],
         one["persistence"] == "Enabled",
@@ -78,14 +91,14 @@ def gpu(add: Findings, facts: dict, kind: str, want: dict, uuid: str) -> None:
         f"{'; systemctl unmask it first' if unit == 'masked' else ''})",
     )
     errors = one["ecc_uncorrected"]
-    state("ecc", errors, errors == 0, "0 uncorrected errors", "reboot; if they return, have the GPU checked")
+    judge("ecc", errors, errors == 0, "0 uncorrected errors", "reboot; if they return, have the GPU checked")
     limit = one["power_limit_w"]
     least = want["power_limit_min_w"] or one["power_default_w"] or 0
-    state(
+    judge(
         "power_limit", limit, (limit or 0) >= least, f"{least:g} W or more", f"nvidia-smi {index} -pl {least:g}", " W"
     )
     slow = one["throttle"]
-    state(
+    judge(
         "throttle",
         None if slow is None else ", ".join(slow) or "nothing slows it",
         not slow,
@@ -96,7 +109,7 @@ def gpu(add: Findings, facts: dict, kind: str, want: dict, uuid: str) -> None:
     if serving:
         add.leave(("idle_memory",), f"not checked: {serving} is serving")
         return
-    state(
+    judge(
         "idle_memory",
         used,
         (used or 0) <= want["idle_memory_mib"],
@@ -121,11 +134,26 @@ def device(add: Findings, facts: dict, kind: str, want: dict, uuid: str, probe: 
         "DGX OS: update it as NVIDIA says" if facts["dgx_release"] else "run ./inv provision",
     )
     chosen = one_gpu(facts, kind, uuid)
+    cdi(add, facts, chosen)
+    keys = sorted({str(each["signed_by"]) for each in here["apt_sources"] if NVIDIA_ARCHIVE in each["uri"]})
+    add.add(
+        "apt_sources",
+        len(keys) <= 1,
+        ", ".join(keys) or "NVIDIA's archive is not set up",
+        "NVIDIA's archive signed by one key file at most",
+        "keep one of the files in /etc/apt/sources.list.d that name it: apt refuses two Signed-By",
+    )
+    container(add, chosen, probe)
+
+
+def cdi(add: Findings, facts: dict, chosen: str) -> None:
+    """The CDI specs: one for the chosen GPU (a UUID, or nothing), fresh, and not hidden by a second one."""
+    here = facts["host"]
     specs = [spec for spec in here["cdi"] if chosen in spec["devices"]] if chosen else here["cdi"]
     listed = "; ".join(f"{spec['file']}: {', '.join(spec['devices'])}" for spec in here["cdi"]) or "no spec"
     again = "systemctl restart nvidia-cdi-refresh (it writes /var/run/cdi/nvidia.yaml)"
     add.add("cdi_spec", bool(specs), listed, f"a CDI spec with nvidia.com/gpu={chosen or 'UUID'}", again)
-    version = facts["driver"]["kernel"] or next((each["driver"] for each in facts["gpus"] if each["driver"]), None)
+    version = driver_version(facts)
     stale = [f"{spec['file']} names {', '.join(spec['driver_versions'])}" for spec in specs if version]
     stale = [text for text, spec in zip(stale, specs, strict=False) if set(spec["driver_versions"]) - {version}]
     known = bool(version and any(spec["driver_versions"] for spec in specs))
@@ -145,14 +173,10 @@ def device(add: Findings, facts: dict, kind: str, want: dict, uuid: str, probe: 
         "one spec a device, and none in /etc/cdi that hides the packaged one",
         "move the file in /etc/cdi away: it hides the one in /var/run/cdi that is kept fresh",
     )
-    keys = sorted({str(each["signed_by"]) for each in here["apt_sources"] if NVIDIA_ARCHIVE in each["uri"]})
-    add.add(
-        "apt_sources",
-        len(keys) <= 1,
-        ", ".join(keys) or "NVIDIA's archive is not set up",
-        "NVIDIA's archive signed by one key file at most",
-        "keep one of the files in /etc/apt/sources.list.d that name it: apt refuses two Signed-By",
-    )
+
+
+def container(add: Findings, chosen: str, probe: dict | None) -> None:
+    """What a real container saw of the chosen GPU, where one was tried."""
     if probe is None:
         why = (
             "no image to try it with is on the host (preflight_probe_image names it)"

@@ -38,38 +38,8 @@ def machine(add: Findings, facts: dict, kind: str, want: dict) -> None:
         " or ".join(want["architecture"]),
         "another machine: images and wheels are made for these architectures only",
     )
-    station = kind == "dgx-station"
-    words, platform = dmi_words(facts), (facts["dgx_release"] or "").replace("\n", " ")
-    if station:
-        add.add(
-            "identity",
-            words >= STATION_WORDS,
-            facts["dmi_product"] or "no DMI product name",
-            "a DMI product name with the words GB300 and Station",
-            "compare with the machine's label; if it is no Station, set preflight_profile to cuda",
-        )
-        add.add(
-            "platform_file",
-            not platform or STATION_PLATFORM in platform,
-            platform or "no /etc/dgx-release: not DGX OS, packages may be installed",
-            f"DGX_PLATFORM with {STATION_PLATFORM}, or no such file",
-            "the image was made for another DGX: report it to NVIDIA; identity goes by hardware and was judged above",
-        )
-        add.add(
-            "page_size",
-            facts["page_size"] == want["page_size"],
-            facts["page_size"],
-            str(want["page_size"]),
-            "boot the -64k kernel (linux-image-nvidia-64k) and choose it in GRUB",
-        )
-        strays = [name for name in here["active"] if name in {"nvidia-fabricmanager", "nvidia-imex"}]
-        add.add(
-            "fabric",
-            not strays,
-            ", ".join(strays) or "neither runs",
-            "no fabric manager and no IMEX on a single-GPU Station",
-            f"systemctl disable --now {' '.join(strays)}",
-        )
+    if kind == "dgx-station":
+        station(add, facts, want)
     else:
         add.leave(("identity", "platform_file", "page_size", "fabric"), f"not applicable: a {kind} host")
     secure = {True: "on", False: "off", None: "not told by this machine"}[here["secure_boot"]]
@@ -95,6 +65,40 @@ def machine(add: Findings, facts: dict, kind: str, want: dict) -> None:
         {True: "synchronised", False: "not synchronised", None: "not told by this machine"}[here["clock_synchronised"]],
         "synchronised by NTP",
         "timedatectl set-ntp true, or install chrony",
+    )
+
+
+def station(add: Findings, facts: dict, want: dict) -> None:
+    """What a DGX Station alone has: its name, its system, the page size of its kernel, no fabric."""
+    words, platform = dmi_words(facts), (facts["dgx_release"] or "").replace("\n", " ")
+    add.add(
+        "identity",
+        words >= STATION_WORDS,
+        facts["dmi_product"] or "no DMI product name",
+        "a DMI product name with the words GB300 and Station",
+        "compare with the machine's label; if it is no Station, set preflight_profile to cuda",
+    )
+    add.add(
+        "platform_file",
+        not platform or STATION_PLATFORM in platform,
+        platform or "no /etc/dgx-release: not DGX OS, packages may be installed",
+        f"DGX_PLATFORM with {STATION_PLATFORM}, or no such file",
+        "the image was made for another DGX: report it to NVIDIA; identity goes by hardware and was judged above",
+    )
+    add.add(
+        "page_size",
+        facts["page_size"] == want["page_size"],
+        facts["page_size"],
+        str(want["page_size"]),
+        "boot the -64k kernel (linux-image-nvidia-64k) and choose it in GRUB",
+    )
+    strays = [name for name in facts["host"]["active"] if name in {"nvidia-fabricmanager", "nvidia-imex"}]
+    add.add(
+        "fabric",
+        not strays,
+        ", ".join(strays) or "neither runs",
+        "no fabric manager and no IMEX on a single-GPU Station",
+        f"systemctl disable --now {' '.join(strays)}",
     )
 
 

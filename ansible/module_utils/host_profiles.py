@@ -1,8 +1,12 @@
-"""Preflight: what a machine is judged as, what is wanted of it, and its one GPU. Pure, standard library only."""
+"""Preflight: what a machine is judged as, what is wanted of it, and its one GPU. Pure, standard library only.
+
+Runs where Ansible is called; filter_plugins/findings.py makes machine_facts findable.
+"""
 
 import re
 
-GB300_PCI_IDS = ("10de:31c2", "10de:31c3")
+from machine_facts import GB300_PCI_IDS
+
 STATION_WORDS = {"GB300", "STATION"}  # in any order, between spaces or underscores; display names never decide
 STATION_PLATFORM = "GALAXY-GB300"  # in /etc/dgx-release; corroborates only
 

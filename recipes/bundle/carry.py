@@ -10,7 +10,7 @@ from pathlib import Path
 
 from images.archive import read_archive
 from images.console import note
-from images.declaration import MACHINES, declaration
+from images.declaration import MACHINE_OF, declaration
 from images.engine import Engine, engine_identity
 from images.errors import UsageProblem
 from images.staging import workspace
@@ -40,8 +40,8 @@ def carried_engine(
     Raises UsageProblem where the engine has no such form, EngineProblem or ImageProblem where it can't be had.
     """
     platform = platform or platform_of(machine_facts())
-    if platform not in MACHINES.values():
-        raise UsageProblem(f"--platform {platform}: wanted one of {', '.join(MACHINES.values())}")
+    if platform not in MACHINE_OF:
+        raise UsageProblem(f"--platform {platform}: wanted one of {', '.join(MACHINE_OF)}")
     files: dict[str, Path] = {}
     named = _wheels(loaded, platform, files) if wheels else None
     kernels = _caches(loaded, caches, platform, files) if caches else ()
@@ -61,10 +61,8 @@ def _wheels(loaded: Loaded, platform: str, files: dict[str, Path]) -> CarriedWhe
     for part, house in (("wheels", engine), ("control", control)):
         for wheel in sorted(house.folder.glob("*.whl")):
             files[f"engine/{part}/{short_name(wheel.name, platform)}"] = wheel
-    machine = next(machine for machine, each in MACHINES.items() if each == platform)
-    return CarriedWheels(
-        platform=platform, python=python, identity=engine_identity(name, f"cpython-{python.replace('.', '')}", machine)
-    )
+    identity = engine_identity(name, f"cpython-{python.replace('.', '')}", MACHINE_OF[platform])
+    return CarriedWheels(platform=platform, python=python, identity=identity)
 
 
 def short_name(name: str, platform: str) -> str:

@@ -36,7 +36,7 @@ from recipes.bundle.layout import (
     why_bad_name,
 )
 from recipes.bundle.readme import readme
-from recipes.bundle.sign import public_text, sign, trusted_comment
+from recipes.bundle.sign import sign, trusted_comment
 from recipes.bundle.tar import Entry, write_tar
 from recipes.load import LADDER_FILE, Loaded, as_data, load_ladder, load_recipe
 from recipes.lock import Images, as_text, lock_for, with_revision
@@ -314,8 +314,3 @@ def _write_folder(entries: Sequence[Entry], folder: Path, progress: Callable[[in
                 size += len(data)
                 progress(len(data))
     return size
-
-
-def signer_of(key: minisign.SecretKey | None) -> str | None:
-    """The public key of a secret one, None without."""
-    return public_text(key) if key else None

@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from images.engine import Engine
 from images.errors import UsageProblem
-from recipes.run.process import Progress, environment, refuse_taken_port, relevant_lines, wait_ready
+from recipes.run.process import Progress, environment, refuse_taken_port, wait_ready
 from recipes.run.supervised import birth_of
 from recipes.run.supervisor import descendants_of
 from recipes.spec import ServingSpec
@@ -221,8 +221,3 @@ def find(known: Sequence[Found], port: int | None) -> Found:
     if not chosen:
         raise UsageProblem(f"no such server; {listed}. `./inv serve` starts one")
     raise UsageProblem(f"several servers are recorded: {listed}. Choose one: --port")
-
-
-def last_words(record: Record) -> str:
-    """The relevant lines of a server's log."""
-    return relevant_lines(Path(record.log))

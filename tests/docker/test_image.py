@@ -7,8 +7,9 @@ import pytest
 
 from images.build import MAY_DIFFER, Built, Order, build_image
 from images.differences import differences
+from images.errors import ImageProblem
 from images.secrets import secrets_in
-from images.verify import ImageProblem, inside, layers, verify_image
+from images.verify import inside, layers, verify_image
 from tests.docker.conftest import build, docker, inv
 
 SITE = "/opt/engine/lib/python3.11/site-packages"

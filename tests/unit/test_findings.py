@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from recipes.machine import load_machines
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 SOUND = json.loads((ROOT / "tests/fixtures/machines/station.json").read_text())
 WHERE = {"docker_root": "/var/lib/docker", "cache": "/var/lib/cache", "cache_uid": 1000, "ports": [8000]}
@@ -105,6 +107,12 @@ def test_both_pci_ids_are_a_gb300(station, facts, wrong, device):
     station["gpus"][GB300]["pci.device_id"] = f"0x{device.upper()}10DE"
     assert wrong(station) == []
     assert judge.one_gpu(facts(station)) == "GPU-gb300"
+
+
+def test_a_recipe_and_preflight_know_the_same_gb300s():
+    """machine_facts.py runs alone on hosts, and a profile is data: neither can take the list from the other."""
+    profile = load_machines()["dgx-station-gb300"]
+    assert profile.match.pci_ids == list(machine_facts.GB300_PCI_IDS)
 
 
 def test_the_gb300_is_chosen_wherever_the_driver_lists_it(station, facts, wrong):

@@ -12,12 +12,13 @@ import pytest
 from images import base
 from images.base import ensure_base
 from images.build import Order, build_image, explain
-from images.declaration import Declaration, Wheel, declaration, known_images
+from images.declaration import MACHINE_OF, Declaration, Wheel, declaration, known_images
 from images.docker_engine import DockerEngine, DockerProblem, docker_engine
 from images.errors import EngineProblem, UsageProblem
 from images.pins_file import pins_for, read_pins
 from images.secrets import kinds
 from images.validate import validate
+from images.verify_checks import MACHINES as MACHINES_INSIDE
 from images.wheels import explain as explain_pip
 from images.wheels import fetch_wheel
 from images.yaml_source import Mark
@@ -81,6 +82,11 @@ def test_no_source_is_taken_silently_instead_of_another(fake_docker):
         build_image(Order("cpu", source="pull"))
     with pytest.raises(UsageProblem, match="no engine image 'cuad': wanted one of cuda"):
         build_image(Order("cuad"))
+
+
+def test_an_image_s_own_verify_knows_the_same_platforms_as_its_build():
+    """It runs inside the image, where nothing else of ours is."""
+    assert MACHINES_INSIDE == MACHINE_OF
 
 
 def test_a_build_from_a_commit_needs_the_wheel_of_every_platform():
