@@ -28,6 +28,16 @@ class FrontDoor(Program):
         """Parse; a mistake ends with status 2 and the nearest task's name."""
         self._as_usage(super().parse_tasks)
 
+    def parse_cleanup(self):
+        """Answer --help and --list."""
+        try:
+            try:
+                super().parse_cleanup()
+            finally:
+                sys.stdout.flush()
+        except BrokenPipeError:
+            raise _unread() from None
+
     def _as_usage(self, parse, *args):
         try:
             parse(*args)
@@ -48,9 +58,8 @@ class FrontDoor(Program):
             raise Exit(f"✘ {problem}", code=problem.exit_code) from None
         except KeyboardInterrupt:
             raise Exit("interrupted", code=1) from None
-        except BrokenPipeError:  # whoever read our output has had enough
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            raise Exit(code=141) from None
+        except BrokenPipeError:
+            raise _unread() from None
         except OSError as error:  # a full disk, a folder that is read-only: nothing that a traceback would explain
             where = f"{error.filename}: " if error.filename else ""
             raise Exit(f"✘ {where}{error.strerror or error}", code=1) from None
@@ -60,6 +69,12 @@ def _arguments(argv: list[str], names: Iterable[str]) -> list[str]:
     """Put a task's --help before its name: after it, a positional argument would swallow it."""
     asked = argv and argv[0] in names and {"--help", "-h"} & set(argv)
     return ["--help", argv[0]] if asked else argv
+
+
+def _unread() -> Exit:
+    """How we end when whoever read our output has had enough."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return Exit(code=141)
 
 
 def _terminated(*_: object) -> None:

@@ -162,6 +162,16 @@ def front_door(ignoring: str) -> Iterator[subprocess.Popen]:
             door.kill()
 
 
+@pytest.mark.parametrize("asked", [["--list"], ["verdict", "--help"]])
+def test_a_list_that_nobody_reads_to_its_end_is_no_error(asked):
+    reading, writing = os.pipe()
+    os.close(reading)
+    argv = [sys.executable, "tasks.py", *asked]
+    answer = subprocess.run(argv, cwd=ROOT, stdout=writing, stderr=subprocess.PIPE, check=False)
+    os.close(writing)
+    assert (answer.returncode, answer.stderr) == (141, b"")
+
+
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
 def test_what_nohup_started_outlives_its_terminal_and_still_ends_in_order_when_asked(ending):
     with front_door(ignoring="HUP INT") as door:
