@@ -130,6 +130,7 @@ def run_playbook(
         log = Path(folder) / "events.jsonl"
         if values:
             given = Path(folder) / "settings.json"
+            given.touch(0o600)
             given.write_text(json.dumps(values))
             argv += ["--extra-vars", f"@{given}"]  # a command line is shown, by us and by ps
         status = run_shown(
