@@ -175,11 +175,11 @@ def _setting(text: str) -> tuple[str, object]:
     name, equals, value = text.partition("=")
     if not equals or not name.isidentifier():
         raise UsageProblem(f"--set {text!r}: wanted NAME=VALUE, a role's variable (ansible/roles/*/meta)")
-    secret = secrets()
+    secret, ask = secrets(), f"ANSIBLE_{'BECOME' if 'become' in name else 'CONNECTION'}_PASSWORD_FILE"
     if name in secret or PASSWORD.fullmatch(name):
         raise UsageProblem(
             f"--set {name}=…: a secret on a command line is seen by every user of this machine, and kept by the shell. "
-            f"Give it by {secret.get(name) or 'ANSIBLE_BECOME_PASSWORD_FILE'} in the environment, or by a vault"
+            f"Give it by {secret.get(name) or ask} in the environment, or by a vault"
         )
     try:
         parsed = json.loads(value)

@@ -49,7 +49,7 @@ def test_every_secret_variable_of_a_role_can_come_from_the_environment():
         ("serving_api_key", "VLLM_API_KEY"),
         ("model_cache_token", "HF_TOKEN"),
         ("ansible_become_password", "ANSIBLE_BECOME_PASSWORD_FILE"),
-        ("ansible_ssh_pass", "ANSIBLE_BECOME_PASSWORD_FILE"),
+        ("ansible_ssh_pass", "ANSIBLE_CONNECTION_PASSWORD_FILE"),
     ],
 )
 def test_a_secret_on_the_command_line_is_refused_unshown_with_a_better_way(name: str, way: str):
