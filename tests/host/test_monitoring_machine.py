@@ -96,9 +96,11 @@ def test_what_is_in_effect_decides_and_not_what_this_run_wrote(machine, apply):
 def test_an_old_systemd_tells_when_a_service_started_too(machine, apply):
     give_old_systemd(machine)
     try:
+        assert apply().code == 0
+        before = started(machine, UNITS[1])
         again = apply()
         assert (again.code, again.changed) == (0, 0), again.text
-        before = started(machine, UNITS[1])
+        assert started(machine, UNITS[1]) == before
         assert apply(monitoring_limit_waiting=8).code == 0
         assert started(machine, UNITS[1]) != before
     finally:

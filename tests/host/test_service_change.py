@@ -14,6 +14,7 @@ from tests.host.conftest import Ended, Front, give_old_systemd
 from tests.host.machine import Machine
 from tests.host.test_story import Served
 
+UNITS, THEIRS = "/etc/systemd/system", "station-recipes-theirs_base"
 ENGINE = """#!/usr/bin/python3
 import json, signal, sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -84,31 +85,6 @@ def test_a_rollback_that_was_killed_in_the_middle_is_gone_on_with_and_not_turned
     assert served.kept() == kept
 
 
-def test_a_changed_unit_of_the_same_name_is_read_once_it_is_stopped_and_no_container_of_others_runs(
-    served: Served, front: Front
-):
-    machine, name = served.machine, names(served)[0]
-    before, recipe = served.started(name), served.kept()["current"]["recipe"]
-    other = ("--recipe", recipe, "--image", served.image, "--set", "station_cache=/var/lib/station-recipes/other")
-    theirs = ["docker", "run", "--detach", "--rm", "--name=theirs", "--network=none", "--entrypoint=python3"]
-    machine.run(*theirs, served.image, "-c", "import time; time.sleep(600)")
-    try:
-        said = front("provision", machine, *other)
-        assert said.code == 1
-        assert "a running container can lose its GPU by that: theirs" in said.host["problem"]
-        assert served.started(name) == before
-    finally:
-        machine.run("docker", "rm", "--force", "theirs")
-    said = front("provision", machine, *other)
-    assert said.code == 0, said.host["problem"]
-    assert machine.run("systemctl", "show", "--property=NeedDaemonReload", name).stdout.strip() == "NeedDaemonReload=no"
-    mounts = json.loads(machine.run("docker", "inspect", "--format", "{{json .Mounts}}", name).stdout)
-    assert "/var/lib/station-recipes/other" in {mount["Source"] for mount in mounts}
-
-
-UNITS, THEIRS = "/etc/systemd/system", "station-recipes-theirs_base"
-
-
 @pytest.fixture
 def theirs(served: Served) -> Iterator[dict[str, str]]:
     """A unit that somebody rendered, copied and enabled by hand, as its header says; it answers where ours does."""
@@ -139,17 +115,40 @@ def test_a_unit_that_somebody_installed_is_named_where_it_has_the_port_and_else_
     assert machine.run("systemctl", "is-enabled", THEIRS).stdout.strip() == "enabled"
 
 
+def test_a_changed_unit_of_the_same_name_is_read_once_it_is_stopped_and_no_container_of_others_runs(
+    served: Served, front: Front
+):
+    machine, name = served.machine, names(served)[0]
+    before, recipe = served.started(name), served.kept()["current"]["recipe"]
+    other = ("--recipe", recipe, "--image", served.image, "--set", "station_cache=/var/lib/station-recipes/other")
+    theirs = ["docker", "run", "--detach", "--rm", "--name=theirs", "--network=none", "--entrypoint=python3"]
+    machine.run(*theirs, served.image, "-c", "import time; time.sleep(600)")
+    try:
+        said = front("provision", machine, *other)
+        assert said.code == 1
+        assert "a running container can lose its GPU by that: theirs" in said.host["problem"]
+        assert served.started(name) == before
+    finally:
+        machine.run("docker", "rm", "--force", "theirs")
+    said = front("provision", machine, *other)
+    assert said.code == 0, said.host["problem"]
+    assert machine.run("systemctl", "show", "--property=NeedDaemonReload", name).stdout.strip() == "NeedDaemonReload=no"
+    mounts = json.loads(machine.run("docker", "inspect", "--format", "{{json .Mounts}}", name).stdout)
+    assert "/var/lib/station-recipes/other" in {mount["Source"] for mount in mounts}
+
+
 def test_under_an_old_systemd_what_is_served_is_what_was_asked_for_and_a_second_time_changes_nothing(
     served: Served, front: Front
 ):
     give_old_systemd(served.machine)
-    _, before = names(served)
-    again = ("--recipe", served.kept()["previous"]["recipe"], "--image", served.image)
+    kept = served.kept()["current"]
+    recipe = {"micro/base": "micro/mtp1", "micro/mtp1": "micro/base"}[kept["recipe"]]
+    again = ("--recipe", recipe, "--image", served.image)
     for arguments in (again, (*again, "--set", "station_cache=/var/lib/station-recipes/third")):
-        said = front("provision", served.machine, *arguments)
-        assert said.code == 0, said.host["problem"]
-        assert names(served)[0] == before
-        said = front("provision", served.machine, *arguments)
-        assert (said.code, said.host["changed"]) == (0, []), said.host
-    mounts = json.loads(served.machine.run("docker", "inspect", "--format", "{{json .Mounts}}", before).stdout)
+        for changes in (True, False):
+            said = front("provision", served.machine, *arguments)
+            assert (said.code, bool(said.host["changed"])) == (0, changes), said.host
+    name = served.kept()["current"]["name"]
+    assert (served.active(name), served.active(kept["name"])) == (True, False)
+    mounts = json.loads(served.machine.run("docker", "inspect", "--format", "{{json .Mounts}}", name).stdout)
     assert "/var/lib/station-recipes/third" in {mount["Source"] for mount in mounts}
