@@ -14,6 +14,7 @@ from images.command import run_shown, tail
 from images.console import emit_json, note, out, printable, table
 from images.errors import Problem, UsageProblem
 from images.index import cache_root
+from images.yaml_source import read_yaml
 
 PLAYBOOKS = Path(__file__).parent.parent / "ansible"
 THIS_MACHINE = PLAYBOOKS / "inventory" / "this-machine.yml"
@@ -21,6 +22,7 @@ PROBLEMS_FOUND = 8
 # A host's name or address, for ssh; with an inventory, a pattern of Ansible's. Neither is an option, nor a file (@).
 NAME = re.compile(r"[\w.:\[][\w.:@%\[\]-]*")
 NAME_WITHIN = re.compile(r"[^@\s-][^\s]*")
+PASSWORD = re.compile(r"ansible_\w*pass(?:word|phrase)?")  # of Ansible's own, such as ansible_become_password
 UNREAD = "Completely failed to parse inventory source"
 NOBODY = "leaves us with no hosts to target"
 MARKS = {True: "✔", False: "✘", None: "–"}
@@ -123,10 +125,14 @@ def run_playbook(
     """
     argv = [sys.executable, "-m", "ansible", "playbook", playbook, *_where(hosts, inventory), *options]
     argv += ["--inventory", str(more)] if more else []
-    for setting in settings or ():
-        argv += ["--extra-vars", _setting(setting)]
-    with tempfile.TemporaryDirectory(prefix="station-recipes-ansible-") as folder:
+    values = dict(map(_setting, settings or ()))
+    with tempfile.TemporaryDirectory(prefix="station-recipes-ansible-") as folder:  # nobody else may look into it
         log = Path(folder) / "events.jsonl"
+        if values:
+            given = Path(folder) / "settings.json"
+            given.touch(0o600)
+            given.write_text(json.dumps(values))
+            argv += ["--extra-vars", f"@{given}"]  # a command line is shown, by us and by ps
         status = run_shown(
             argv,
             description,
@@ -165,15 +171,32 @@ def _where(hosts: str, inventory: str | None) -> list[str]:
     return ["--inventory", ",".join(names) + ","]
 
 
-def _setting(text: str) -> str:
+def _setting(text: str) -> tuple[str, object]:
     name, equals, value = text.partition("=")
     if not equals or not name.isidentifier():
         raise UsageProblem(f"--set {text!r}: wanted NAME=VALUE, a role's variable (ansible/roles/*/meta)")
+    secret, ask = secrets(), f"ANSIBLE_{'BECOME' if 'become' in name else 'CONNECTION'}_PASSWORD_FILE"
+    if name in secret or PASSWORD.fullmatch(name):
+        raise UsageProblem(
+            f"--set {name}=…: a secret on a command line is seen by every user of this machine, and kept by the shell. "
+            f"Give it by {secret.get(name) or ask} in the environment, or by a vault"
+        )
     try:
         parsed = json.loads(value)
     except ValueError:
         parsed = value
-    return json.dumps({name: parsed})
+    return name, parsed
+
+
+def secrets() -> dict[str, str]:
+    """The roles' variables that are secret, each with the variable of the environment that it is taken from."""
+    found = {}
+    for file in sorted(PLAYBOOKS.glob("roles/*/meta/argument_specs.yml")):
+        for name, option in read_yaml(file).data["argument_specs"]["main"]["options"].items():
+            if option.get("no_log"):
+                taken = re.search(r"env', '(\w+)'", option["default"])
+                found[name] = taken[1] if taken else ""
+    return found
 
 
 def _environment(environ: Mapping[str, str]) -> dict[str, str]:

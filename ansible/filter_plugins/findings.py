@@ -205,7 +205,7 @@ def findings(
 ) -> list[dict]:
     """Judge a machine.
 
-    `facts` is machine_facts.collect with folders; `where` has docker_root, cache, cache_uid and ports; `wanted`
+    `facts` is machine_facts.collect with folders; `where` has cache, cache_uid and ports; `wanted`
     overrides single values of the profile; `probe` is {rc, out, err} of a container that ran `nvidia-smi -L`.
     Raises ValueError for an unknown profile or an unknown value in `wanted`.
     """

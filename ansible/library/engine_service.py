@@ -19,10 +19,13 @@ import re
 import subprocess
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
+from datetime import datetime
 from pathlib import Path
 
 UNITS = Path("/etc/systemd/system")
+TCP = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 WANTS = UNITS / "multi-user.target.wants"
 OURS = "station-recipes-"
 GAUGE = re.compile(r"^vllm:num_requests_(?:running|waiting)(?:\{[^}]*\})? ([0-9.eE+-]+)$", re.M)
@@ -38,6 +41,8 @@ PROPERTIES = (
     "NRestarts",
     "Result",
 )
+WHEN = re.compile(r"\w+ (\d+-\d+-\d+ \d+:\d+:\d+) UTC")  # the weekday is told too
+LISTENS = "0A"
 LOG_LINES = 12
 
 
@@ -46,14 +51,27 @@ class ServiceProblem(Exception):
 
 
 def run(*argv: str) -> subprocess.CompletedProcess:
-    """Run a program."""
-    return subprocess.run(argv, capture_output=True, text=True, check=False)
+    """Run a program, which tells times in UTC."""
+    environ = {**os.environ, "TZ": "UTC"}
+    return subprocess.run(argv, capture_output=True, text=True, check=False, env=environ)
 
 
 def properties(name: str) -> dict[str, str]:
-    """What systemd says of a unit."""
-    asked = run("systemctl", "show", "--timestamp=unix", f"--property={','.join(PROPERTIES)}", f"{name}.service")
-    return dict(line.split("=", 1) for line in asked.stdout.splitlines() if "=" in line)
+    """What systemd says of a unit, of one that it doesn't know too. Raises ServiceProblem where it says nothing.
+
+    Asked by nothing that systemd 245 and newer don't understand: `--timestamp=unix` came with 251.
+    """
+    asked = run("systemctl", "show", f"--property={','.join(PROPERTIES)}", f"{name}.service")
+    told = dict(line.split("=", 1) for line in asked.stdout.splitlines() if "=" in line)
+    if asked.returncode != 0 or "ActiveState" not in told:
+        raise ServiceProblem(f"systemd does not say how {name} stands: {asked.stderr.strip() or asked.stdout.strip()}")
+    return told
+
+
+def started_at(told: dict[str, str]) -> int:
+    """When a unit's process started, in seconds since 1970, by the clock of files' times; 0 where it didn't."""
+    found = WHEN.fullmatch(told.get("ExecMainStartTimestamp", ""))
+    return int(datetime.strptime(f"{found[1]} +0000", "%Y-%m-%d %H:%M:%S %z").timestamp()) if found else 0
 
 
 def read(path: Path) -> str | None:
@@ -64,16 +82,17 @@ def read(path: Path) -> str | None:
         return None
 
 
-def looked(name: str, unit: str) -> dict:
-    """How a host stands against a wanted unit.
+def looked(name: str, unit: str, url: str, kept: list[str]) -> dict:
+    """How a host stands against a wanted unit that answers on `url`; `kept` are services that were provisioned here.
 
-    Returns {why, reread, others, containers, started}: sentences why it must be started anew (none: it serves
-    as wanted), whether systemd knows another text of it, names of our other services, names of containers that are
-    not this service's, and when it started (seconds since 1970).
+    Returns {why, reread, others, theirs, containers, started}: sentences why it must be started anew (none: it serves
+    as wanted), whether systemd knows another text of it, names of those kept that are still installed, what of somebody
+    else has its port, names of containers that are not this service's (asked where systemd must read anew), and when
+    it started (seconds since 1970). Raises ServiceProblem where systemd or Docker doesn't say.
     """
     file = UNITS / f"{name}.service"
     before, now = read(file), properties(name)
-    started = int((re.findall(r"@?(\d+)", now.get("ExecMainStartTimestamp", "")) or [0])[0])
+    started = started_at(now)
     why = []
     if before is None:
         why.append("it is not installed")
@@ -85,22 +104,45 @@ def looked(name: str, unit: str) -> dict:
         why.append("it runs with an older unit")
     elif [each for each in (file, environment_file(name)) if each.exists() and int(each.stat().st_mtime) > started]:
         why.append("it started before its files were written")
-    others = sorted(
-        link.stem
-        for link in WANTS.glob(f"{OURS}*_*.service")
-        if link.stem != name and read(UNITS / link.name) is not None
-    )
+    others = sorted({each for each in kept if each != name and installed(each)})
     if others:
         why.append(f"{', '.join(others)} serves instead")
-    known = run("docker", "ps", "--format", "{{.Names}}").stdout.split()
+    reread = now.get("LoadState") == "loaded" and (before != unit or now.get("NeedDaemonReload") == "yes")
+    ours = {name, *kept}
     return {
         "why": why,
-        "reread": now.get("LoadState") == "loaded" and (before != unit or now.get("NeedDaemonReload") == "yes"),
-        "enabled": os.path.lexists(WANTS / f"{name}.service"),
+        "reread": reread,
         "others": others,
-        "containers": sorted(each for each in known if each not in {name, *others}),
+        "theirs": rivals(url, ours),
+        "containers": [each for each in containers() if each not in ours] if reread else [],
         "started": started,
     }
+
+
+def installed(name: str) -> bool:
+    """Whether a unit is here, or starts with the machine."""
+    return any(os.path.lexists(folder / f"{name}.service") for folder in (UNITS, WANTS))
+
+
+def rivals(url: str, ours: set[str]) -> list[str]:
+    """What has a service's port and isn't `ours`, in words: units that somebody else installed, or whoever listens."""
+    port = urllib.parse.urlsplit(url).port
+    word = re.compile(rf"--port[ =]['\"]?{port}\b")
+    units = sorted({link.stem for link in WANTS.glob(f"{OURS}*_*.service")} - ours)
+    named = [f"{each}.service" for each in units if word.search(read(UNITS / f"{each}.service") or "")]
+    if named or any(properties(each)["ActiveState"] not in {"inactive", "failed"} for each in sorted(ours)):
+        return named
+    rows = [line.split() for file in TCP for line in (read(file) or "").splitlines()]
+    taken = any(row[3] == LISTENS and int(row[1].rpartition(":")[2], 16) == port for row in rows[1:] if ":" in row[1])
+    return [f"a process that listens on port {port} (ss -ltnp names it)"] if taken else []
+
+
+def containers() -> list[str]:
+    """Names of the running containers. Raises ServiceProblem where Docker doesn't say."""
+    asked = run("docker", "ps", "--format", "{{.Names}}")
+    if asked.returncode != 0:
+        raise ServiceProblem(f"Docker does not say which containers run: {asked.stderr.strip()}")
+    return sorted(asked.stdout.split())
 
 
 def environment_file(name: str) -> Path:
@@ -210,6 +252,7 @@ def main() -> None:
             "name": {"type": "str", "required": True},
             "unit": {"type": "str", "default": ""},
             "url": {"type": "str", "default": ""},
+            "kept": {"type": "list", "elements": "str", "default": []},
             "model": {"type": "str", "default": ""},
             "api_key_env": {"type": "str", "default": "", "no_log": False},  # the variable's name
             "drain_s": {"type": "float", "default": 0},
@@ -221,7 +264,7 @@ def main() -> None:
     asked = module.params
     try:
         if asked["state"] == "looked":
-            result = {"changed": False, **looked(asked["name"], asked["unit"])}
+            result = {"changed": False, **looked(asked["name"], asked["unit"], asked["url"], asked["kept"])}
         elif asked["state"] == "stopped":
             result = stopped(asked["name"], asked["url"], asked["drain_s"], asked["cut_off"], module.check_mode)
         elif module.check_mode:

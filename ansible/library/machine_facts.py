@@ -198,7 +198,6 @@ def docker(root: Path, programs: Programs) -> dict:
     if info.get("ServerErrors"):
         info, asked = {}, (1, "", "; ".join(info["ServerErrors"]))
     rows = (said(programs.ask("docker", "ps", "--format", "{{.Names}}\t{{.Image}}")) or "").splitlines()
-    devices = info.get("DiscoveredDevices") or []
     settings = root / "etc/docker/daemon.json"
     wanted, broken = daemon_settings(settings)
     return {
@@ -206,12 +205,13 @@ def docker(root: Path, programs: Programs) -> dict:
         "client": said(programs.ask("docker", "--version")),
         "error": None if info else (asked[2] or "no answer") if asked else "there is no docker program",
         "info": {key: info.get(key) for key in DOCKER_INFO} if info else None,
+        "root": str(info.get("DockerRootDir") or (wanted or {}).get("data-root") or "/var/lib/docker"),
         "containers": [dict(zip(("name", "image"), row.split("\t"), strict=False)) for row in rows],
         "unit_flags": unit_flags(said(programs.ask("systemctl", "cat", "docker.service")) or ""),
         "daemon_json": wanted,
         "daemon_json_error": broken,
         "daemon_json_newer": newer(settings, root / "run/docker.pid"),
-        "cdi_devices": sorted({device["ID"] for device in devices if device.get("Source") == "cdi"}),
+        "cdi_devices": sorted({one["ID"] for one in info.get("DiscoveredDevices") or [] if one.get("Source") == "cdi"}),
     }
 
 
@@ -271,8 +271,8 @@ def cdi_specs(root: Path) -> list[dict]:
 def folder_facts(root: Path, name: str) -> dict:
     """Owner of a folder, and the free space where it lies or would lie."""
     path = root / name.lstrip("/")
-    free = os.statvfs(next(each for each in (path, *path.parents) if each.exists()))
-    there = path.stat() if path.is_dir() else None
+    free = os.statvfs(next(each for each in (path, *path.parents) if os.path.exists(each)))
+    there = path.stat() if os.path.isdir(path) else None
     return {
         "exists": there is not None,
         "owner_uid": there and there.st_uid,
@@ -329,10 +329,10 @@ def host(root: Path, programs: Programs, folders: list[str]) -> dict:
     reboot = (root / "run/reboot-required").exists()
     secure_boot = sorted((root / "sys/firmware/efi/efivars").glob("SecureBoot-*"))
     return {
-        "docker": docker(root, programs),
+        "docker": (engine := docker(root, programs)),
         "toolkit": version_in(said(programs.ask("nvidia-ctk", "--version"))),
         "cdi": cdi_specs(root),
-        "folders": {name: folder_facts(root, name) for name in folders},
+        "folders": {name: folder_facts(root, name) for name in dict.fromkeys([engine["root"], *folders])},
         "listening": listening_ports(root),
         "clock_synchronised": {"yes": True, "no": False}.get(clock),
         "reboot": (read(root / "run/reboot-required.pkgs") or "").split() if reboot else None,

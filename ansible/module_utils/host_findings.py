@@ -165,7 +165,7 @@ def storage(add: Findings, facts: dict, want: dict, where: dict) -> None:
     """Disks, the caches' owner, ports."""
     here = facts["host"]
     for name, folder, least in (
-        ("disk_image", where["docker_root"], want["image_gb"]),
+        ("disk_image", here["docker"]["root"], want["image_gb"]),
         ("disk_weights", where["cache"], want["weights_gb"]),
     ):
         free = here["folders"][folder]["free_gb"]

@@ -82,6 +82,14 @@ def in_container(machine: Machine, device: str) -> subprocess.CompletedProcess:
     return machine.run(*run, "--entrypoint=nvidia-smi", TINY_IMAGE, "-L", check=False)
 
 
+def give_old_systemd(machine: Machine) -> None:
+    """Let systemctl know no more of --timestamp= than that of Ubuntu 22.04 and Debian 11."""
+    refusal = 'echo "Failed to parse timestamp style: ${argument#*=}" >&2; exit 1'
+    script = f'#!/bin/sh\nfor argument; do case "$argument" in --timestamp=unix) {refusal} ;; esac; done\n'
+    machine.run("mv", "/usr/bin/systemctl", "/usr/bin/systemctl.real")
+    machine.write("/usr/bin/systemctl", f'{script}exec /usr/bin/systemctl.real "$@"\n', 0o755)
+
+
 @pytest.fixture(scope="session")
 def settings(archive: Archive) -> dict:
     """Variables of the roles that fit the test machines."""

@@ -101,10 +101,22 @@ def test_an_archive_is_foretold_loaded_whole_and_not_touched_again(machine: Mach
     assert foretold.changed > 0
     assert bring(**saved.variables()).code == 0
     assert images(machine) - before == {saved.id}
-    assert not (machine.upper / "var/lib/station-recipes/incoming").exists()
+    assert not list((machine.upper / "var/lib/station-recipes/incoming").iterdir())
     for options in ((), ("--check",)):
         again = bring(*options, **saved.variables())
         assert (again.code, again.changed) == (0, 0), again.text
+
+
+def test_a_folder_of_somebody_that_is_named_for_the_archive_stays_as_it_is_with_all_that_is_in_it(
+    machine: Machine, saved: Saved, bring
+):
+    machine.run("sh", "-c", "mkdir -p /srv/images && echo 1 >/srv/images/theirs.tar && chown -R 1234:1234 /srv/images")
+    about = ["sh", "-c", "cd /srv/images && stat -c '%n %a %u' . * && cat theirs.tar"]
+    before = machine.run(*about).stdout
+    brought = bring(**saved.variables(engine_image_folder="/srv/images"))
+    assert brought.code == 0, brought.text
+    assert saved.id in images(machine)
+    assert machine.run(*about).stdout == before
 
 
 def test_an_archive_that_docker_saved_is_loaded_too(machine: Machine, saved: Saved, bring):

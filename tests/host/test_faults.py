@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.host.conftest import TINY_IMAGE, Archive, Ended, Front, give_gpu, give_image, in_container
-from tests.host.debs import SigningKey
+from tests.host.debs import SigningKey, build_deb
 from tests.host.fake_gpu import DRIVER, UUID
 from tests.host.machine import Machine
 
@@ -127,6 +127,64 @@ def test_a_docker_newer_than_ours_is_left_as_it_is(provisioned: Machine, front: 
     assert provisioned.run("dpkg-query", "-W", "-f=${Version}", "docker.io").stdout == "99.1"
 
 
+# Docker's packages as another source has them: docker.io and it can't be there both.
+ELSEWHERE = """cd /run && rm -rf t && dpkg-deb -R /srv/debian/docker.io_*.deb t
+sed -Ei '/^(Installed-Size|Breaks|Conflicts|Replaces|Provides|Recommends|Suggests|Enhances):/d' t/DEBIAN/control
+sed -i 's/^Package: .*/Package: docker-ce\\nConflicts: docker.io\\nReplaces: docker.io/' t/DEBIAN/control
+dpkg-deb -Znone -b t new.deb && dpkg -i new.deb && systemctl start docker"""
+
+
+def test_a_docker_of_another_source_is_never_replaced_by_debian_s(provisioned: Machine, front: Front, tmp_path: Path):
+    provisioned.run("sh", "-ec", ELSEWHERE)
+    half = build_deb(tmp_path, "halfway", "1", {"/usr/bin/halfway": "#!/bin/sh\n"})
+    provisioned.write("/run/halfway.deb", half.read_bytes())
+    provisioned.run("dpkg", "--unpack", "/run/halfway.deb")
+    said = front("provision", provisioned)
+    assert said.code == 0, said.host["problem"]
+    assert said.host["changed"] == ["docker_host: Finish what was left half installed"]
+    assert provisioned.run("dpkg-query", "-W", "-f=${Status}", "docker-ce").stdout == "install ok installed"
+    provisioned.run("dpkg", "--purge", "docker-cli")
+    said = front("provision", provisioned)
+    assert said.code == 1
+    assert "is here without its client, and it is not the package docker.io" in said.host["problem"]
+    assert provisioned.run("dpkg-query", "-W", "-f=${Status}", "docker-ce").stdout == "install ok installed"
+
+
+def test_a_fresh_machine_whose_apt_has_read_no_index_gets_docker_with_its_client(fresh: Machine, front: Front):
+    fresh.run("sh", "-c", "rm -rf /var/lib/apt/lists/* && touch /var/lib/apt/lists")
+    foretold = front("provision", fresh, "--check", **DOCKER_ONLY)
+    assert foretold.code == 0, foretold.host["problem"]
+    assert "docker_host: Foretell Docker's packages" in foretold.host["changed"]
+    said = front("provision", fresh, **DOCKER_ONLY)
+    assert said.code == 0, said.host["problem"]
+    assert cdi_is_on(fresh)
+    for options in ((), ("--check",)):
+        assert front("provision", fresh, *options, **DOCKER_ONLY).host["changed"] == []
+
+
+def test_a_docker_without_its_client_gets_it_and_no_container_is_killed_for_it(provisioned: Machine, front: Front):
+    unprovision(provisioned, FOREIGN)
+    give_image(provisioned)
+    run = ["docker", "run", "--detach", "--name=theirs", "--network=none", "--entrypoint=sleep", TINY_IMAGE, "600"]
+    provisioned.run(*run)
+    provisioned.run("dpkg", "--purge", "docker-cli")
+    said = front("provision", provisioned)
+    assert said.code == 1
+    assert said.host["changed"] == ["docker_host: Install Docker's packages"]
+    assert "it would kill: theirs" in said.host["problem"]
+    assert "theirs" in provisioned.run("docker", "ps").stdout
+    provisioned.run("docker", "rm", "--force", "theirs")
+    said = front("provision", provisioned)
+    assert said.code == 0, said.host["problem"]
+
+
+def test_the_disk_that_is_judged_is_the_one_docker_keeps_images_on(provisioned: Machine, front: Front):
+    provisioned.run("sh", "-ec", "mkdir -p /srv/docker && mount -t tmpfs -o size=200m tmpfs /srv/docker")
+    unprovision(provisioned, {"data-root": "/srv/docker"})
+    disk = next(each for each in front("doctor", provisioned).host["findings"] if each["id"] == "disk_image")
+    assert (disk["ok"], disk["found"]) == (False, "0.2 GB free for /srv/docker")
+
+
 def test_a_stale_cdi_spec_is_written_anew_and_a_hand_made_one_is_left_alone(provisioned: Machine, front: Front):
     spec = provisioned.read("/var/run/cdi/nvidia.yaml")
     provisioned.write("/var/run/cdi/nvidia.yaml", spec.replace(DRIVER, "580.95.05"))
@@ -217,6 +275,20 @@ def test_apt_s_lock_is_waited_for(without_toolkit: Machine, front: Front):
             without_toolkit.write("/run/let-go", "")
     assert said.code == 0, said.host["problem"]
     assert without_toolkit.run("nvidia-ctk", "--version").stdout
+
+
+def test_nvidia_s_archive_is_added_by_an_ansible_that_has_a_python_of_its_own_as_on_this_machine(
+    without_toolkit: Machine, front: Front, settings: dict
+):
+    without_toolkit.run("apt-get", "-qy", "purge", "python3-debian")
+    without_toolkit.run("python3", "-m", "venv", "--without-pip", "/opt/own")
+    hosts = {"own": {**without_toolkit.inventory(), "ansible_python_interpreter": "/opt/own/bin/python3"}}
+    foretold = front.ask("provision", hosts, ["--check"], settings)
+    assert "container_toolkit: Foretell the archive" in foretold.host["changed"]
+    said = front.ask("provision", hosts, [], settings)
+    assert said.code == 0, said.host["problem"]
+    assert "container_toolkit: Add the archive" in said.host["changed"]
+    assert front.ask("provision", hosts, [], settings).host["changed"] == []
 
 
 def test_an_archive_that_is_there_with_a_keyring_of_its_own_is_taken_as_it_is(

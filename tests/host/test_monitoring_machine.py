@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from tests.host.conftest import give_old_systemd
 from tests.host.fake_gpu import NVIDIA_SMI
 from tests.host.machine import Machine
 from tests.host.playbook import Played, play
@@ -50,6 +51,9 @@ def test_off_by_default_and_never_against_the_host(machine, apply):
     machine.write("/usr/local/bin/docker", DOCKER_WITH_ONE, 0o755)
     assert "systemd has to reload its units, and 1 container(s) run" in apply().text
     machine.run("rm", "/usr/local/bin/docker")
+    machine.write("/etc/systemd/system/prometheus.service", "[Service]\nExecStart=/opt/theirs\n")
+    assert "a /etc/systemd/system/prometheus.service of somebody's own" in apply().text
+    machine.run("rm", "/etc/systemd/system/prometheus.service")
     assert machine.run("which", "prometheus", check=False).returncode != 0
 
 
@@ -70,7 +74,8 @@ def test_a_fresh_machine_is_checked_converged_and_then_stays_as_it_is(machine, a
     assert all("127.0.0.1:" in line for line in listening.splitlines()), listening
     for unit in UNITS:
         assert machine.run("systemctl", "is-enabled", unit).stdout.strip() == "enabled"
-    assert machine.run("systemctl", "is-enabled", "prometheus", check=False).stdout.strip() == "disabled"
+    assert machine.run("systemctl", "is-enabled", "prometheus", check=False).stdout.strip() == "masked"
+    assert machine.run("systemctl", "is-active", "prometheus", check=False).stdout.strip() == "inactive"
 
 
 def test_what_is_in_effect_decides_and_not_what_this_run_wrote(machine, apply):
@@ -86,6 +91,48 @@ def test_what_is_in_effect_decides_and_not_what_this_run_wrote(machine, apply):
     while jobs != {"vllm", "station"}:  # they are found a moment after it is ready
         assert time.monotonic() < deadline, jobs
         jobs = {each["labels"]["job"] for each in asked(machine, "/api/v1/targets")["data"]["activeTargets"]}
+
+
+def test_an_old_systemd_tells_when_a_service_started_too(machine, apply):
+    give_old_systemd(machine)
+    try:
+        assert apply().code == 0
+        before = started(machine, UNITS[1])
+        again = apply()
+        assert (again.code, again.changed) == (0, 0), again.text
+        assert started(machine, UNITS[1]) == before
+        assert apply(monitoring_limit_waiting=8).code == 0
+        assert started(machine, UNITS[1]) != before
+    finally:
+        machine.run("mv", "/usr/bin/systemctl.real", "/usr/bin/systemctl")
+
+
+# Ends what runs apt, as a connection that breaks does, once dpkg is done.
+BREAK = """DPkg::Post-Invoke { "test ! -e /run/break || { rm /run/break; kill -9 $(ps -o ppid= -p $PPID); }"; };\n"""
+
+
+def test_an_installation_that_breaks_off_opens_no_port_to_the_net_and_the_next_run_completes(base, tmp_path):
+    with Machine("broken-off", [base]) as machine:
+        ours = {**machine.inventory(), "monitoring_enabled": True}
+        machine.write("/etc/apt/apt.conf.d/99break", BREAK)
+        machine.write("/run/break", "")
+        broken = play(tmp_path, "monitoring", **ours)
+        assert broken.code != 0, broken.text
+        assert machine.run("dpkg-query", "-W", "-f=${Status}", "prometheus").stdout == "install ok installed"
+        machine.kill()
+        machine.boot()
+        assert machine.run("ss", "-Hltn").stdout == ""
+        assert not (machine.upper / "usr/sbin/policy-rc.d").exists(), (
+            "it would keep every package's service from starting"
+        )
+        ours = {**machine.inventory(), "monitoring_enabled": True}
+        completed = play(tmp_path, "monitoring", **ours)
+        assert completed.code == 0, completed.text
+        listening = machine.run("ss", "-Hltn").stdout
+        assert "127.0.0.1:9490" in listening
+        assert all("127.0.0.1:" in line for line in listening.splitlines()), listening
+        again = play(tmp_path, "monitoring", **ours)
+        assert (again.code, again.changed) == (0, 0), again.text
 
 
 def test_no_unit_of_ours_waits_for_a_reload(machine):

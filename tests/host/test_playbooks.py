@@ -52,6 +52,15 @@ def test_this_machine_is_looked_at_where_no_host_is_named(inv):
     assert "what to do" in done.stdout
 
 
+def test_what_is_set_is_in_effect_and_on_no_command_line_that_is_shown(inv):
+    done = inv("doctor", "--set", "preflight_cache=/srv/nobody-s-business", "--set", "preflight_ports=[1, 5409]")
+    assert "for /srv/nobody-s-business" in " ".join(done.stdout.split())
+    assert "free: 1, 5409" in " ".join(done.stdout.split())
+    assert "$ " in done.stderr
+    assert "nobody-s-business" not in done.stderr
+    assert "5409" not in done.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -61,6 +70,7 @@ def test_this_machine_is_looked_at_where_no_host_is_named(inv):
         (("--host", "@hosts"), "--host '@hosts': wanted names of hosts"),
         (("--host", ","), "--host ',': wanted names of hosts"),
         (("--set", "docker_host_wait_s"), "wanted NAME=VALUE"),
+        (("--set", "serving_api_key=hunter2"), "Give it by VLLM_API_KEY in the environment, or by a vault"),
         (("--set", "preflight_profile=spark"), "value of preflight_profile must be one of"),
         (("--set", 'preflight_wanted={"weights": 3}'), "weights; there are: architecture, docker_min"),
     ],

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.host.conftest import Ended, Front
+from tests.host.conftest import Ended, Front, give_old_systemd
 from tests.host.machine import Machine
 from tests.host.test_story import Served
 
+UNITS, THEIRS = "/etc/systemd/system", "station-recipes-theirs_base"
 ENGINE = """#!/usr/bin/python3
 import json, signal, sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -84,6 +85,36 @@ def test_a_rollback_that_was_killed_in_the_middle_is_gone_on_with_and_not_turned
     assert served.kept() == kept
 
 
+@pytest.fixture
+def theirs(served: Served) -> Iterator[dict[str, str]]:
+    """A unit that somebody rendered, copied and enabled by hand, as its header says; it answers where ours does."""
+    now = names(served)[0]
+    unit = served.machine.read(f"{UNITS}/{now}.service").replace(now, THEIRS)
+    served.machine.write(f"{UNITS}/{THEIRS}.service", unit)
+    served.machine.run("systemctl", "enable", "--no-reload", THEIRS)
+    yield
+    served.machine.run("sh", "-c", f"rm -f {UNITS}/{THEIRS}.service {UNITS}/multi-user.target.wants/{THEIRS}.service")
+
+
+def test_a_unit_that_somebody_installed_is_named_where_it_has_the_port_and_else_left_alone(
+    served: Served, front: Front, theirs: None
+):
+    machine, (now, before) = served.machine, names(served)
+    started, file = served.started(now), f"{UNITS}/{THEIRS}.service"
+    for recipe in (served.kept()["current"]["recipe"], served.kept()["previous"]["recipe"]):
+        said = front("provision", machine, "--recipe", recipe, "--image", served.image)
+        assert said.code == 1
+        assert f"somebody else has its port: {THEIRS}.service. It was not provisioned here" in said.host["problem"]
+        assert served.started(now) == started
+    machine.run("sed", "-i", "s/--port 8000/--port 8001/", file)
+    unit = machine.read(file)
+    said = front("provision", machine, "--rollback")
+    assert said.code == 0, said.host["problem"]
+    assert names(served) == (before, now)
+    assert machine.read(file) == unit
+    assert machine.run("systemctl", "is-enabled", THEIRS).stdout.strip() == "enabled"
+
+
 def test_a_changed_unit_of_the_same_name_is_read_once_it_is_stopped_and_no_container_of_others_runs(
     served: Served, front: Front
 ):
@@ -104,3 +135,20 @@ def test_a_changed_unit_of_the_same_name_is_read_once_it_is_stopped_and_no_conta
     assert machine.run("systemctl", "show", "--property=NeedDaemonReload", name).stdout.strip() == "NeedDaemonReload=no"
     mounts = json.loads(machine.run("docker", "inspect", "--format", "{{json .Mounts}}", name).stdout)
     assert "/var/lib/station-recipes/other" in {mount["Source"] for mount in mounts}
+
+
+def test_under_an_old_systemd_what_is_served_is_what_was_asked_for_and_a_second_time_changes_nothing(
+    served: Served, front: Front
+):
+    give_old_systemd(served.machine)
+    kept = served.kept()["current"]
+    recipe = {"micro/base": "micro/mtp1", "micro/mtp1": "micro/base"}[kept["recipe"]]
+    again = ("--recipe", recipe, "--image", served.image)
+    for arguments in (again, (*again, "--set", "station_cache=/var/lib/station-recipes/third")):
+        for changes in (True, False):
+            said = front("provision", served.machine, *arguments)
+            assert (said.code, bool(said.host["changed"])) == (0, changes), said.host
+    name = served.kept()["current"]["name"]
+    assert (served.active(name), served.active(kept["name"])) == (True, False)
+    mounts = json.loads(served.machine.run("docker", "inspect", "--format", "{{json .Mounts}}", name).stdout)
+    assert "/var/lib/station-recipes/third" in {mount["Source"] for mount in mounts}

@@ -14,7 +14,7 @@ from recipes.machine import load_machines
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SOUND = json.loads((ROOT / "tests/fixtures/machines/station.json").read_text())
-WHERE = {"docker_root": "/var/lib/docker", "cache": "/var/lib/cache", "cache_uid": 1000, "ports": [8000]}
+WHERE = {"cache": "/var/lib/cache", "cache_uid": 1000, "ports": [8000]}
 SMALL = {"image_gb": 0, "weights_gb": 0}
 PRODUCT = "sys/class/dmi/id/product_name"
 DISPLAY, GB300 = 0, 1
@@ -71,7 +71,7 @@ def facts(tmp_path: Path):
                 file = tmp_path / name
                 file.parent.mkdir(parents=True, exist_ok=True)
                 file.write_bytes(b"\6\0\0\0\0" if "SecureBoot" in name else text.encode())
-        return machine_facts.collect(tmp_path, Recorded(machine), folders=["/var/lib/docker", "/var/lib/cache"])
+        return machine_facts.collect(tmp_path, Recorded(machine), folders=["/var/lib/cache"])
 
     return collect
 
@@ -259,6 +259,21 @@ def test_containers_that_a_needed_restart_would_kill_are_named(station, facts):
     found = {each["id"]: each for each in judge.findings(facts(station), WHERE)}
     assert found["containers"]["ok"] is False
     assert "their-database" in found["containers"]["found"]
+
+
+@pytest.mark.parametrize(
+    ("info", "settings"),
+    [
+        ('{"ServerVersion": "29.1.2", "DockerRootDir": "/data/docker"}', None),
+        ("", '{"data-root": "/data/docker"}'),  # where it doesn't run
+    ],
+)
+def test_the_disk_that_is_judged_for_images_is_the_one_that_docker_keeps_them_on(station, facts, info, settings):
+    station["answers"]["docker info"] = info
+    station["files"]["etc/docker/daemon.json"] = settings
+    found = {each["id"]: each["found"] for each in judge.findings(facts(station), WHERE)}
+    assert found["disk_image"].endswith(" GB free for /data/docker")
+    assert found["disk_weights"].endswith(" GB free for /var/lib/cache")
 
 
 def test_our_own_server_is_no_finding(station, wrong):

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from images.errors import UsageProblem
 from images.yaml_source import read_yaml
-from recipes.hosts import Host, read_events, read_hosts, report
+from recipes.hosts import Host, read_events, read_hosts, report, run_playbook, secrets
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 ROLES = sorted((ROOT / "ansible/roles").iterdir())
@@ -36,6 +37,26 @@ def test_a_role_s_defaults_are_those_of_its_documentation_by_name_and_value(role
     assert read_yaml(role / "defaults/main.yml").data == documented
     assert all(name.startswith(f"{role.name}_") for name in options)
     assert all(option["description"] for option in options.values())
+
+
+def test_every_secret_variable_of_a_role_can_come_from_the_environment():
+    assert secrets() == {"model_cache_token": "HF_TOKEN", "serving_api_key": "VLLM_API_KEY"}
+
+
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [
+        ("serving_api_key", "VLLM_API_KEY"),
+        ("model_cache_token", "HF_TOKEN"),
+        ("ansible_become_password", "ANSIBLE_BECOME_PASSWORD_FILE"),
+        ("ansible_ssh_pass", "ANSIBLE_CONNECTION_PASSWORD_FILE"),
+    ],
+)
+def test_a_secret_on_the_command_line_is_refused_unshown_with_a_better_way(name: str, way: str):
+    with pytest.raises(UsageProblem) as refused:
+        run_playbook("preflight.yml", "", None, ["preflight_gpu=x", f"{name}=hunter2"], "")
+    assert way in str(refused.value)
+    assert "hunter2" not in str(refused.value)
 
 
 def test_a_fresh_docker_gets_the_settings_and_one_restart():
