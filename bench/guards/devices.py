@@ -90,7 +90,7 @@ def _power_cap(evidence: Evidence, found: list[GpuFigures]) -> Guard:
     """The limit is the card's default: a claim that states no other was made under it."""
     limits = _told(found, lambda gpu: gpu.power_limits_w or None)
     records = [gpu for window in evidence.windows if window.telemetry for gpu in window.telemetry.meta["gpus"]]
-    defaults = {gpu["uuid"]: (gpu.get("facts") or {}).get("power_limit_default_w") for gpu in records}
+    defaults = {gpu["uuid"]: gpu.get("power_limit_default_w") for gpu in records}
     wanted = _told(found, lambda gpu: defaults.get(gpu.uuid))
     source = "NVML: power limit in force against the card's default"
     if limits is None or wanted is None:

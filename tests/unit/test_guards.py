@@ -82,6 +82,18 @@ def test_what_voids_a_number_beside_the_engine_is_named_by_its_own_guard(tmp_pat
     assert not [guard.id for guard in found if guard.ok is None], "all evidence is there: every guard can tell"
 
 
+def test_every_published_run_that_watched_a_gpu_has_its_power_limit_checked():
+    checked = 0
+    for file in sorted((ROOT / "results").rglob("recipe.yaml")):
+        evidence = read_evidence(file.parent)
+        gpus = {gpu["uuid"] for window in evidence.windows if window.telemetry for gpu in window.telemetry.meta["gpus"]}
+        if gpus and evidence.manifest.schema_ >= 2:
+            found = {guard.id: guard for guard in run_guards(evidence)}["power_cap"]
+            assert found.ok is True and float(found.limit) > 0, file
+            checked += 1
+    assert checked >= 5
+
+
 @pytest.mark.parametrize(("what", "said"), [("boot", "the machine"), ("dockerd", "dockerd")])
 def test_a_restart_between_two_windows_voids_the_run(tmp_path: Path, what: str, said: str):
     run = write_run(tmp_path / "run", recipe(benchmark={"windows": 2}))
