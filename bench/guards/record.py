@@ -79,9 +79,13 @@ def image_digest(evidence: Evidence) -> Iterator[Guard]:
     image = evidence.manifest.engine.image
     if image is None:
         return
-    running = [boot.image for boot in evidence.manifest.boots]
-    ok = None if not running or image.id is None or None in running else set(running) == {image.id}
-    said = ", ".join(sorted({str(each) for each in running})) if ok is not None else None
+    running = {boot.boot: boot.image for boot in evidence.manifest.boots}
+    known = {each for each in running.values() if each is not None}
+    measured = {window.boot for window in evidence.windows}
+    whole = bool(known) and None not in running.values() and measured <= running.keys()
+    other = image.id is not None and bool(known - {image.id})
+    ok = False if other else True if whole and image.id is not None else None
+    said = ", ".join(sorted(known)) if ok is not None else None
     source = f"the containers' image against {image.reference or 'the record'}"
     yield Guard("image_digest", ok, said, image.id or "the pinned image", "", source)
 
@@ -96,6 +100,6 @@ def uninterrupted(evidence: Evidence) -> Iterator[Guard]:
         if len({host.get(name) for host in known}) > 1
         for name in [label]
     ]
-    ok = None if not hosts or len(known) < len(hosts) else not changed
+    ok = False if changed else True if hosts and len(known) == len(hosts) else None
     said = f"restarted: {', '.join(changed)}" if changed else "no restart" if ok else None
     yield Guard("uninterrupted", ok, said, "no restart", "", "boot id of the kernel, start of dockerd, a window")

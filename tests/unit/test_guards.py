@@ -82,6 +82,55 @@ def test_what_voids_a_number_beside_the_engine_is_named_by_its_own_guard(tmp_pat
     assert not [guard.id for guard in found if guard.ok is None], "all evidence is there: every guard can tell"
 
 
+OF_THE_ENGINE = {
+    f"{name}: {value}": ({"counted": {**counters(recipe()), "after": {**counters(recipe())["after"], name: 7.0 + value}}}, {guard})
+    for name, value, guard in (
+        ("request_success_total{finished_reason=length}", 79, "finish_counters"),
+        ("generation_tokens_total", 2600, "generation_tokens"),
+        ("prompt_tokens_total", 80 * 64 + 1, "prompt_tokens"),
+        ("num_preemptions_total", 2, "preemptions"),
+    )
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", [name for name, (_, found) in {**FAULTS, **OF_THE_ENGINE}.items() if found])
+def test_what_one_window_proves_stands_where_another_window_has_no_evidence(tmp_path: Path, fault: str):
+    arguments, expected = {**FAULTS, **OF_THE_ENGINE}[fault]
+    first = arguments.get("boots", [[GOOD]])[0]
+    subject = recipe(benchmark={"windows": 2})
+    run = write_run(tmp_path / "run", subject, **{**arguments, "boots": [[*first, GOOD]]})
+    for name in ("telemetry.npz", "counters.json"):
+        (window_folder(run, 1, 2) / name).unlink()
+    seal(run)
+    found = {guard.id: guard for guard in run_guards(read_evidence(run))}
+    assert expected <= {guard.id for guard in found.values() if guard.failed}
+    for gap in ("telemetry_gaps", "counter_gaps"):
+        assert found[gap].failed and found[gap].observed == 1.0, "a window that nobody watched is a gap"
+
+
+def test_a_window_without_evidence_keeps_a_guard_from_passing(tmp_path: Path):
+    run = write_run(tmp_path / "run", recipe(benchmark={"windows": 2}), **on_gpu())
+    for name in ("telemetry.npz", "counters.json"):
+        (window_folder(run, 1, 2) / name).unlink()
+    seal(run)
+    found = {guard.id: guard for guard in run_guards(read_evidence(run))}
+    unsure = ("prompt_tokens", "preemptions", "uninterrupted", "client_saturation", "gpu_lost", "throttle", "power_cap")
+    for name in unsure:
+        assert (found[name].ok, found[name].observed) == (None, None), name
+
+
+def test_of_two_gpus_the_one_that_tells_is_judged_though_the_other_tells_nothing(tmp_path: Path):
+    made = telemetry(GOOD, gpu={**GOOD_GPU, "gpu_throttle_bits": float(0x40), "gpu_power_limit_w": 500.0})
+    both = {
+        name: np.hstack([values, np.full_like(values, np.nan)]) if name.startswith("gpu_") else values
+        for name, values in made.arrays.items()
+    }
+    card = {**made.meta["gpus"][0], "uuid": "GPU-blind", "power_limit_default_w": None}
+    two = replace(made, meta={**made.meta, "gpus": [*made.meta["gpus"], card]}, arrays=both)
+    found = {guard.id: guard for guard in run_guards(read_evidence(write_run(tmp_path / "run", recipe(), seen=two)))}
+    assert [found[name].ok for name in ("throttle", "power_cap", "gpu_alone")] == [False, False, None]
+
+
 def test_every_published_run_that_watched_a_gpu_has_its_power_limit_checked():
     checked = 0
     for file in sorted((ROOT / "results").rglob("recipe.yaml")):
