@@ -6,6 +6,7 @@ import numpy as np
 
 from bench.attribution import attribute, claimed_factors
 from bench.evidence import Evidence
+from bench.floors import known_floor
 from bench.measurement import Measurement
 from bench.statistics import (
     BOOTS_FOR_INTERVAL,
@@ -96,7 +97,7 @@ def judge_band(claim: Claim, values: list[float], said: str) -> Judged:
 def judge_boots(claim: Claim, evidence: Evidence, measured: Measurement, boots: list[float]) -> Judged:
     """A figure that scatters between boots: equivalence of its 95% interval, and for a rate of both estimates.
 
-    The tolerance is never below the noise floor; a floor of twice the claim's tolerance confirms nothing.
+    The tolerance is never below the noise floor; a floor above the claim's tolerance confirms nothing.
     """
     floor = noise_floor_of(claim, evidence)
     used = max(claim.tolerance, floor or 0.0)
@@ -117,8 +118,7 @@ def judge_boots(claim: Claim, evidence: Evidence, measured: Measurement, boots: 
     said = "; ".join(f"{name} {_interval(values)}".strip() for name, values in estimates.items())
     said = f"{said}, over {len(boots)} boots; {_tolerances(claim, used, floor)}"
     if str(too_noisy(state, claim.tolerance, floor or 0.0)) != state:
-        why = f"the machine's noise floor is {floor / claim.tolerance:.1f} times the tolerance: no number of boots"
-        return _with(known, "INCONCLUSIVE", f"{why} on it confirms this claim; {said}")
+        return _with(known, "INCONCLUSIVE", f"{_too_noisy(claim, floor)}; {said}")
     if state == "REPRODUCED":
         return _with(known, state, f"within: {said}")
     if state != "INCONCLUSIVE":
@@ -143,6 +143,11 @@ def _more_boots(claim: Claim, estimates: dict[str, list[float]], used: float) ->
     more = max(total - have, 1)
     edge = f"an interval straddles the tolerance, {_band(claim, used)}"
     return more, f"{edge}; about {more} more boot(s), {have + more} in all, would decide"
+
+
+def _too_noisy(claim: Claim, floor: float) -> str:
+    times = f", {floor / claim.tolerance:.1f} times as wide" if claim.tolerance else ""
+    return f"the machine's noise floor is above the tolerance{times}: no number of boots on it confirms this claim"
 
 
 def _with(known: Judged, state: str, reason: str, more: int | None = None) -> Judged:
@@ -180,13 +185,12 @@ def _tolerances(claim: Claim, used: float, floor: float | None) -> str:
 
 
 def noise_floor_of(claim: Claim, evidence: Evidence) -> float | None:
-    """The noise floor for a claim, in its unit; None where the run knew none for this machine and engine.
+    """The noise floor for a claim, in its unit; None where the run knew none of this very recipe, load and machine.
 
     For a rate it is the greater of both estimates' floors.
     """
-    record, manifest = evidence.machine.noise_floor, evidence.manifest
-    here = (evidence.machine.slug, manifest.engine.identity, evidence.recipe.family)
-    if record is None or (record.machine, record.engine, record.family) != here:
+    record, _ = known_floor(evidence)
+    if record is None:
         return None
     names = (claim.metric, f"{claim.metric}_steady")
     floors = [record.metrics[name].relative for name in names if name in record.metrics]

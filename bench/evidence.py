@@ -118,11 +118,13 @@ class MetricNoise(Stored):
 
 
 class NoiseFloor(Stored):
-    """The noise floor known when the run began: of which machine, engine and family, and by which A/A run."""
+    """The noise floor known when the run began: of what, and by which A/A run. Old ones tell less of what."""
 
     machine: str
     engine: str
-    family: str
+    recipe: str | None = None
+    load: dict | None = None
+    hardware: dict | None = None
     run: Text
     boots: int
     metrics: dict[str, MetricNoise]

@@ -53,7 +53,7 @@ def measure(plan: Plan, root: Path, on_made: Callable[[Path], None] = lambda _ru
         if plan.resolved is not None:
             write_text(run / "resolved.json", anonymous(dump_json(plan.resolved), plan))
         identity = None if plan.url else plan.engine.identity
-        machine = with_noise_floor({**plan.machine, **stored_measures(plan)}, identity, plan.loaded.recipe.family)
+        machine = with_noise_floor({**plan.machine, **stored_measures(plan)}, identity, plan.loaded.recipe)
         write_text(run / "machine.json", dump_json(machine))
         _boots(plan, run, recorder)
         recorder.succeeded()

@@ -9,8 +9,8 @@ CONFIDENCE = 0.95
 POWER = 0.8
 BOOTS_FOR_INTERVAL = 3
 MOST_BOOTS = 1000
-# A floor this many tolerances wide can't confirm anything: what lies twice the tolerance off would pass.
-FLOOR_TOO_WIDE = 2.0
+# A floor wider than this many tolerances confirms nothing: what lies further off than was claimed would pass.
+FLOOR_TOO_WIDE = 1.0
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,8 @@ def agreed(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 
 
 def too_noisy(states: np.ndarray, tolerance: np.ndarray, floor: np.ndarray) -> np.ndarray:
-    """Take back REPRODUCED where the noise floor is twice the claim's tolerance or more (same unit)."""
-    return np.where((states == "REPRODUCED") & (floor >= FLOOR_TOO_WIDE * tolerance), "INCONCLUSIVE", states)
+    """Take back REPRODUCED where the noise floor is wider than the claim's tolerance (same unit)."""
+    return np.where((states == "REPRODUCED") & (floor > FLOOR_TOO_WIDE * tolerance), "INCONCLUSIVE", states)
 
 
 def noise_floor(values: list[float]) -> float:

@@ -7,6 +7,7 @@ import numpy as np
 from bench.analyse import rounded
 from bench.claims import judge_claim
 from bench.evidence import Evidence, read_evidence
+from bench.floors import known_floor
 from bench.guards import Guard, run_guards
 from bench.measurement import Measurement, measure_evidence
 from bench.runfolder import dump_json, write_text
@@ -144,14 +145,15 @@ def _figures(evidence: Evidence, measured: Measurement, voided: list[Guard]) -> 
         }
         figures |= dict.fromkeys(lost) | {name: value for name, value in emptied.items() if name in lost}
     known = {"noise_floor": _noise_floor(evidence), "client_ceiling": _client_ceiling(evidence)}
-    told = evidence.machine.reasons or {}
+    told, other = evidence.machine.reasons or {}, known_floor(evidence)[1]
+    told = told | ({"noise_floor": other} if other else {})
     unknown = {name: told.get(name, "not recorded in this run") for name, value in known.items() if value is None}
     return {**figures, **known}, reasons | unknown
 
 
 def _noise_floor(evidence: Evidence) -> dict | None:
-    """The noise floor the run knew when it began: relative, by metric."""
-    record = evidence.machine.noise_floor
+    """The noise floor of this very recipe, load and machine that the run knew when it began: relative, by metric."""
+    record = known_floor(evidence)[0]
     if record is None:
         return None
     floors = {name: noise.relative for name, noise in sorted(record.metrics.items())}

@@ -80,7 +80,7 @@ def _print_claims(verdict: dict, console: Console) -> None:
         (
             Text(claim["state"], style=COLOURS[claim["state"]]),
             claim["id"],
-            f"{claim['published']:g} ± {claim['tolerance']:g} ({claim['status']})",
+            f"{claim['published']:g} ± {_tolerance(claim)} ({claim['status']})",
             "–" if claim["measured"] is None else f"{claim['measured']:.5g}",
             claim["reason"],
         )
@@ -92,6 +92,13 @@ def _print_claims(verdict: dict, console: Console) -> None:
     for claim in verdict["claims"]:
         if claim.get("attribution"):
             console.print(printable(f"{claim['id']}: {claim['attribution']['text']}."), markup=False)
+
+
+def _tolerance(claim: dict) -> str:
+    """The claim's tolerance, and the wider one that was used where the machine's noise floor is above it."""
+    used = claim.get("tolerance_used")
+    widened = used is not None and used > claim["tolerance"]
+    return f"{claim['tolerance']:g}" + (f", ± {used:.4g} used: the noise floor" if widened else "")
 
 
 def _print_figures(verdict: dict, console: Console) -> None:

@@ -1,12 +1,16 @@
 """What a run's evidence says: guards, states, exit codes, and the same bytes every time."""
 
+import io
 import json
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from bench.evidence import read_evidence
+from bench.floors import hardware_of, load_of
 from bench.guards import run_guards
+from bench.report.text import print_verdict
 from bench.runfolder import dump_json, seal, window_folder
 from bench.verdict import EXIT_CODES, judge, write_verdict
 from images.errors import Problem
@@ -187,33 +191,62 @@ def test_an_inconclusive_interval_says_how_many_more_boots_would_decide(tmp_path
     assert "about 7 more boot(s), 10 in all" in row["reason"]
 
 
-def noisy_machine(relative: float, **other: str) -> dict:
+HARDWARE = {"cpu": {"model": "a CPU", "cores": 2}, "gpus": [{"uuid": "GPU-1", "name": "a card"}]}
+
+
+def noisy_machine(relative: float, **other: object) -> dict:
     metrics = {"output_tok_s": {"relative": relative, "relative_sd": relative / 5}}
-    names = {"machine": "cpu-x86-64", "engine": "e1", "family": "test", **other}
-    return {"noise_floor": {**names, "run": "an A/A run", "boots": 5, "metrics": metrics}}
+    names = {"machine": "cpu-x86-64", "engine": "e1", "recipe": "test/base", "run": "an A/A run", "boots": 5}
+    names |= {"load": load_of(recipe(benchmark=LONG).benchmark), "hardware": hardware_of(HARDWARE), **other}
+    return {**HARDWARE, "noise_floor": {**names, "metrics": metrics}}
 
 
 ENGINE = {"engine": {"answered": ["0.32.0"], "identity": "e1"}}
 
 
 @pytest.mark.parametrize(
-    ("floor", "state", "used"), [(0.01, "NOT_REPRODUCED", 30), (0.055, "REPRODUCED", 55), (0.06, "INCONCLUSIVE", 60)]
+    ("floor", "rate", "state", "used"),
+    [
+        (0.01, 950, "NOT_REPRODUCED", 30),
+        (0.03, 990, "REPRODUCED", 30),
+        (0.055, 990, "INCONCLUSIVE", 55),
+        (0.055, 960, "INCONCLUSIVE", 55),
+        (0.055, 900, "NOT_REPRODUCED", 55),
+    ],
 )
-def test_the_tolerance_is_never_below_the_noise_floor_and_both_are_said(
-    tmp_path: Path, floor: float, state: str, used: float
+def test_within_a_noise_floor_above_the_tolerance_nothing_is_confirmed_nor_refuted_and_both_are_said(
+    tmp_path: Path, floor: float, rate: float, state: str, used: float
 ):
-    run = judged_rates(tmp_path / "run", boots_at(959, 960, 961), machine=noisy_machine(floor), manifest=ENGINE)
+    boots = boots_at(rate - 1, rate, rate + 1)
+    run = judged_rates(tmp_path / "run", boots, machine=noisy_machine(floor), manifest=ENGINE)
     row = run["claims"][0]
+    sink = io.StringIO()
+    print_verdict(run, Console(file=sink, width=300))
+    printed = f"1000 ± 30{', ± 55 used: the noise floor' if used > 30 else ''} (measured)"
+    assert printed in sink.getvalue()
     assert (row["state"], row["tolerance"], row["tolerance_used"]) == (state, 30, used)
     assert f"tolerance 30, noise floor {1000 * floor:g}" in row["reason"]
     assert run["noise_floor"] == {"run": "an A/A run", "boots": 5, "relative": {"output_tok_s": floor}}
 
 
-@pytest.mark.parametrize("other", [{"machine": "h200"}, {"engine": "e2"}, {"family": "micro"}])
-def test_the_noise_floor_of_another_machine_engine_or_family_is_not_used(tmp_path: Path, other: dict):
-    machine = noisy_machine(0.055, **other)
-    row = judged_rates(tmp_path / "run", boots_at(959, 960, 961), machine=machine, manifest=ENGINE)["claims"][0]
+OTHERS = {
+    "machine": {"machine": "h200"},
+    "engine": {"engine": "e2"},
+    "recipe": {"recipe": "test/mtp1"},
+    "load": {"load": load_of(recipe(benchmark={**LONG, "input_len": 128}).benchmark)},
+    "hardware": {"hardware": hardware_of({**HARDWARE, "gpus": [{"uuid": "GPU-2"}]})},
+    "recipe, load": {"recipe": None, "load": None},
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_the_noise_floor_of_another_machine_engine_rung_load_or_card_is_not_used(tmp_path: Path, other: str):
+    machine = noisy_machine(0.055, **OTHERS[other])
+    found = judged_rates(tmp_path / "run", boots_at(959, 960, 961), machine=machine, manifest=ENGINE)
+    row = found["claims"][0]
     assert row["state"] == "NOT_REPRODUCED" and "noise floor not measured" in row["reason"]
+    assert found["noise_floor"] is None
+    assert f"the noise floor is of another {other}" in found["reasons"]["noise_floor"]
 
 
 def test_a_latency_claim_is_judged_over_boots_and_lower_is_better(tmp_path: Path):
