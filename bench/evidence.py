@@ -167,10 +167,15 @@ class CounterRecord(Stored):
 
 
 class LiveRecord(Stored):
-    """argv.json or env.json of a boot: what was rendered and what ran."""
+    """argv.json or env.json of a boot: what was rendered and what ran.
+
+    `undeclared`: what the engine's process had in its environment that an engine reads and nobody declared; None
+    where that was not looked at.
+    """
 
     rendered: list[str] | dict[str, str | None]
     live: list[str] | dict[str, str | None]
+    undeclared: list[Text] | None = None
 
 
 Kind = TypeVar("Kind", bound=Stored)

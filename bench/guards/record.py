@@ -42,8 +42,12 @@ def live_settings(evidence: Evidence) -> Iterator[Guard]:
             yield Guard(name, False, f"not recorded on boot {unrecorded}", "equal", "", "boots/<n> of the run")
             continue
         differing = [number for number, state in states if state.live != state.rendered]
-        ok = not differing if states else None
-        said = f"differs on boot {differing}" if differing else "equal" if states else None
+        beside = sorted({variable for _, state in states for variable in state.undeclared or []})
+        wrong = [f"differs on boot {differing}"] if differing else []
+        wrong += [f"set, but declared nowhere: {', '.join(beside)}"] if beside else []
+        whole = name == "live_argv" or all(state.undeclared is not None for _, state in states)
+        ok = not wrong if states else None
+        said = "; ".join(wrong) or (("equal" if whole else "declared variables equal") if states else None)
         yield Guard(name, ok, said, "equal", "", "/proc of the engine's process against the rendered spec")
 
 

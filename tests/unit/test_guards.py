@@ -14,10 +14,13 @@ from bench.continuity import host_identity
 from bench.evidence import read_evidence
 from bench.guards import in_words, roots, run_guards
 from bench.loops import is_loop
+from bench.record import environment_record
 from bench.report.remedies import REMEDIES
 from bench.report.text import print_verdict
-from bench.runfolder import seal, window_folder
+from bench.runfolder import dump_json, seal, window_folder
 from bench.verdict import judge
+from recipes.run.jit import FOLDERS
+from recipes.spec import CACHE_ENV, ServingSpec
 from tests.runs import GOOD_GPU, claim, closed_loop, counters, recipe, telemetry, write_run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -141,6 +144,39 @@ def test_every_published_run_that_watched_a_gpu_has_its_power_limit_checked():
             assert found.ok is True and float(found.limit) > 0, file
             checked += 1
     assert checked >= 5
+
+
+SPEC = ServingSpec("test/base", ("serve",), {"OMP_NUM_THREADS": "2"}, "127.0.0.1", 1, "m", None, 1, 1, "VLLM_API_KEY")
+OURS = {**CACHE_ENV, **dict.fromkeys(FOLDERS, "x"), "CUDA_HOME": "x", "PATH": "x", "VLLM_API_KEY": "secret"}
+
+
+@pytest.mark.parametrize(
+    ("beside", "said", "ok"),
+    [
+        ({}, "equal", True),
+        ({"LANG": "C", "MY_OWN": "1"}, "equal", True),
+        ({"VLLM_USE_TRITON_SAMPLER": "s3cret"}, "set, but declared nowhere: VLLM_USE_TRITON_SAMPLER", False),
+        (
+            {"NCCL_P2P_DISABLE": "1", "OMP_PROC_BIND": "true"},
+            "declared nowhere: NCCL_P2P_DISABLE, OMP_PROC_BIND",
+            False,
+        ),
+    ],
+)
+def test_a_variable_that_an_engine_reads_and_nobody_declared_voids_the_run(tmp_path: Path, beside: dict, said: str, ok):
+    record = environment_record(SPEC, {**OURS, **SPEC.env, **beside})
+    run = write_run(tmp_path / "run", recipe())
+    (run / "boots/1/env.json").write_text(dump_json(record))
+    seal(run)
+    found = {guard.id: guard for guard in run_guards(read_evidence(run))}["live_env"]
+    assert found.ok is ok and found.observed.endswith(said)
+    assert "s3cret" not in json.dumps(record) and "secret" not in json.dumps(record)
+
+
+def test_a_run_that_looked_at_declared_variables_only_says_no_more_than_that(tmp_path: Path):
+    run = write_run(tmp_path / "run", recipe())
+    found = {guard.id: guard for guard in run_guards(read_evidence(run))}
+    assert found["live_env"].observed == "declared variables equal" and found["live_argv"].observed == "equal"
 
 
 @pytest.mark.parametrize(("what", "said"), [("boot", "the machine"), ("dockerd", "dockerd")])
