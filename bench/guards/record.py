@@ -52,7 +52,7 @@ def live_settings(evidence: Evidence) -> Iterator[Guard]:
 
 
 def log_proof(evidence: Evidence) -> Iterator[Guard]:
-    """The server's log says what the recipe's proof wants, and nothing it forbids."""
+    """Every measured boot's log says what the recipe's proof wants, and nothing it forbids."""
     proof = evidence.recipe.proof
     if not proof.must_log and not proof.must_not_log:
         return
@@ -61,8 +61,10 @@ def log_proof(evidence: Evidence) -> Iterator[Guard]:
     for boot in logs:
         wrong += [f"boot {boot.number} lacks {text!r}" for text in proof.must_log if text not in boot.log]
         wrong += [f"boot {boot.number} says {text!r}" for text in proof.must_not_log if text in boot.log]
-    ok = not wrong if logs else None
-    said = "; ".join(wrong) or ("as declared" if logs else None)
+    measured = {window.boot for window in evidence.windows}
+    without = [f"boot {number} has no log" for number in sorted(measured - {boot.number for boot in logs})]
+    ok = False if wrong else True if logs and not without else None
+    said = "; ".join([*wrong, *without]) or ("as declared" if ok else None)
     yield Guard("log_proof", ok, said, "as declared", "", "server log, recipe's proof")
 
 

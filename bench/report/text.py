@@ -220,7 +220,7 @@ def print_paired(first: str, second: str, differences: dict[str, dict], console:
 
 def _print_guards(verdict: dict, console: Console) -> None:
     good = [guard["id"] for guard in verdict["guards"] if guard["ok"] is True]
-    blind = [guard["id"] for guard in verdict["guards"] if guard["ok"] is None]
+    blind = [_blind(guard) for guard in verdict["guards"] if guard["ok"] is None]
     console.print()
     console.print(f"Guards passed: {', '.join(good) or 'none'}", markup=False)
     if blind:
@@ -235,6 +235,11 @@ def _print_guards(verdict: dict, console: Console) -> None:
     rated = any(claim["metric"] == "output_tok_s" for claim in verdict["claims"])
     if verdict["output_tok_s"]["whole"] and not rated:
         console.print("Throughput is reported, not judged: the recipe claims none.", markup=False)
+
+
+def _blind(guard: dict) -> str:
+    """A guard that can't check, with what it lacks where it says so."""
+    return printable(f"{guard['id']} ({guard['observed']})" if guard["observed"] else guard["id"])
 
 
 def _number(value: object) -> str:

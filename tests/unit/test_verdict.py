@@ -315,6 +315,20 @@ def test_the_log_proof_names_what_the_log_lacks(tmp_path: Path):
         assert found["log_proof"].ok is ok
 
 
+def test_a_boot_without_a_log_keeps_the_log_proof_from_passing_and_is_named(tmp_path: Path):
+    subject = recipe(proof={"must_log": ["as meant"]}, benchmark={**LONG, "boots": 3})
+    for log, ok, said in (
+        ("as meant", None, "boot 2 has no log; boot 3 has no log"),
+        ("otherwise", False, "boot 1 lacks 'as meant'; boot 2 has no log; boot 3 has no log"),
+    ):
+        run = write_run(tmp_path / log, subject, boots=boots_at(999, 1000, 1001), log=log)
+        for boot in (2, 3):
+            (run / f"boots/{boot}/server.log.gz").unlink()
+        seal(run)
+        found = {guard.id: guard for guard in run_guards(read_evidence(run))}["log_proof"]
+        assert (found.ok, found.observed) == (ok, said)
+
+
 def test_judging_twice_gives_the_same_bytes(tmp_path: Path):
     run = write_run(tmp_path / "run", recipe(benchmark={"boots": 3}), boots=boots_at(999.3, 1000.1, 1001.7))
     write_verdict(run)
