@@ -322,11 +322,15 @@ def csv_text(evidence: Evidence, verdict: dict, run: str) -> str:
 def inferencex_row(evidence: Evidence, verdict: dict) -> dict:
     """The run as a row of InferenceX's aggregate: rates a GPU, latencies in s, interactivity = 1 ÷ TPOT.
 
-    Rates are whole-run ones, as theirs. Energy is whole-deployment GPU energy; power_valid is 1 only where
+    Rates are whole-run ones, as theirs; a GPU is one that telemetry watched, not any in the machine, and what is a GPU
+    is null where none was. Energy is whole-deployment GPU energy; power_valid is 1 only where
     the energy counter and the power's integral agree, 0 where they don't, absent without telemetry.
     """
-    load, gpus = evidence.recipe.benchmark, max(len(evidence.machine.gpus), 1)
+    load = evidence.recipe.benchmark
+    seen = [window.telemetry.meta["gpus"] for window in evidence.windows if window.telemetry]
+    gpus = max((len(each) for each in seen), default=0) or None
     rate = verdict["output_tok_s"]["whole"]
+    a_gpu = rate / gpus if rate and gpus else None
     row = {
         "hw": verdict["machine"],
         "conc": load.concurrency,
@@ -336,9 +340,9 @@ def inferencex_row(evidence: Evidence, verdict: dict) -> dict:
         "framework": "vllm",
         "precision": evidence.recipe.model.quantization or evidence.recipe.model.dtype,
         "tp": gpus,
-        "output_tput_per_gpu": rate and rate / gpus,
-        "input_tput_per_gpu": rate and rate / gpus * load.input_len / load.output_len,
-        "tput_per_gpu": rate and rate / gpus * (1 + load.input_len / load.output_len),
+        "output_tput_per_gpu": a_gpu,
+        "input_tput_per_gpu": a_gpu and a_gpu * load.input_len / load.output_len,
+        "tput_per_gpu": a_gpu and a_gpu * (1 + load.input_len / load.output_len),
         "joules_per_output_token": verdict["energy_j_per_token"],
     }
     if verdict["energy_j_per_token"] is not None:
