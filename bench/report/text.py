@@ -20,6 +20,7 @@ MEANINGS = {
     "MEASURED": "nothing was claimed; the figures are this machine's own",
     "NOT_REPRODUCED": "a judged claim does not hold on this machine",
     "INVALID": "the run proves nothing; no figure may be taken from it",
+    "INVALID timing": "nothing timed may be taken from this run; claims that need no clock stand",
     "INCONCLUSIVE": "the evidence does not decide",
     "NOT_COMPARABLE": "the claim is about another machine, model or engine",
     "EXCEEDED": "better than claimed: a finding to explain, not a pass",
@@ -32,13 +33,21 @@ def print_verdict(verdict: dict, console: Console) -> None:
     imported = verdict["setting"].get("imported")
     where = verdict["setting"]["url"] or ("a file of somebody's client" if imported else verdict["machine"])
     console.print()
-    console.print(Text(state, style=COLOURS[state]), printable(f"{verdict['recipe']} on {where}: {MEANINGS[state]}."))
+    console.print(
+        Text(state, style=COLOURS[state]), printable(f"{verdict['recipe']} on {where}: {MEANINGS[_meaning(verdict)]}.")
+    )
     _print_setting(verdict["setting"], verdict["boots"], verdict["windows"], console)
     _print_voids(verdict, console)
     _print_claims(verdict, console)
     _print_figures(verdict, console)
     _print_quality(verdict, console)
     _print_guards(verdict, console)
+
+
+def _meaning(verdict: dict) -> str:
+    """The key of what the verdict's state means: a run of which only the timing is void proves what needs no clock."""
+    stands = any(claim["state"] != "INVALID" for claim in verdict["claims"])
+    return "INVALID timing" if verdict["state"] == "INVALID" and stands else verdict["state"]
 
 
 def _print_setting(setting: dict, boots: int, windows: int, console: Console) -> None:
@@ -225,7 +234,7 @@ def _print_guards(verdict: dict, console: Console) -> None:
     console.print(f"Guards passed: {', '.join(good) or 'none'}", markup=False)
     if blind:
         console.print(f"Guards that cannot check, without evidence in this run: {', '.join(blind)}", markup=False)
-    if verdict["state"] == "INVALID":
+    if MEANINGS[_meaning(verdict)] == MEANINGS["INVALID"]:
         return
     confirmed = [claim["id"] for claim in verdict["claims"] if claim["state"] == "REPRODUCED"]
     others = [claim["id"] for claim in verdict["claims"] if claim["state"] != "REPRODUCED"]

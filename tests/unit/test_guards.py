@@ -242,6 +242,20 @@ def test_a_straggler_voids_what_was_timed_and_nothing_else(tmp_path: Path):
         assert verdict["acceptance_length"] == 1.8
         states = {row["id"]: row["state"] for row in verdict["claims"]}
         assert states.get("output_tok_s", "INVALID") == "INVALID"
+        sink = io.StringIO()
+        print_verdict(verdict, Console(file=sink, width=300))
+        if rate in claims:
+            assert "INVALID" in sink.getvalue() and "claims that need no clock stand" in sink.getvalue()
+            assert "Confirmed: acceptance_length." in sink.getvalue() and "proves nothing" not in sink.getvalue()
+        assert ("proves nothing" in sink.getvalue()) is (not claims)
+
+
+def test_of_a_run_that_is_void_as_a_whole_nothing_is_said_to_stand(tmp_path: Path):
+    subject = recipe(claims=[claim("acceptance_length", 1.8, 0.05), claim("output_tok_s", 700, 30, "cpu-x86-64")])
+    run = write_run(tmp_path / "run", subject, counted=counters(subject, 80, 100), live_argv=["another"])
+    sink = io.StringIO()
+    print_verdict(judge(read_evidence(run)), Console(file=sink, width=300))
+    assert "the run proves nothing" in sink.getvalue() and "Confirmed" not in sink.getvalue()
 
 
 def test_a_course_with_gaps_leaves_what_first_and_last_look_count_and_without_a_last_look_nothing_counts(
