@@ -134,7 +134,9 @@ def _more_boots(claim: Claim, estimates: dict[str, list[float]], used: float) ->
     leaning = {name: _seen(claim, state) for name, (_, state) in found.items()}
     if len(set(leaning.values())) > 1:
         pair = " and ".join(f"the {name} to {state}" for name, state in leaning.items())
-        why = "the ramps at both ends make the difference: more prompts a window would decide, not more boots"
+        why = (
+            "the end, where streams fall idle, makes the difference: more prompts a window would decide, not more boots"
+        )
         return None, f"the estimates point apart, {pair}; {why}"
     if any(count is None for count, _ in found.values()):
         return None, f"the mean lies on the edge of the tolerance, {_band(claim, used)}: no number of boots decides"
@@ -223,7 +225,7 @@ def incomparable(claim: Claim, evidence: Evidence) -> str | None:
 def attribution(claim: Claim, evidence: Evidence, measured: Measurement) -> dict | None:
     """What a rate's difference from the claim comes from; None within the tolerance or without a rate.
 
-    The steady rate is split where there is one: ramps belong to no factor.
+    The steady rate is split where there is one: streams that fall idle at the end belong to no factor.
     """
     rates = measured.steady or measured.whole
     if claim.metric != "output_tok_s" or not rates or measured.factors is None or not measured.factors.streams:
