@@ -18,7 +18,7 @@ from bench.statistics import (
     too_noisy,
 )
 from recipes.model_files import differing_files
-from recipes.schema import Claim
+from recipes.schema import MOST_BOOTS, Claim
 
 LOWER_IS_BETTER = frozenset({"ttft_p95_ms", "tpot_p95_ms", "gpu_memory_gb"})
 # Figures that don't depend on how fast the machine is: one boot shows them.
@@ -30,8 +30,9 @@ MIRRORED = {"NOT_REPRODUCED": "EXCEEDED", "EXCEEDED": "NOT_REPRODUCED"}
 class Judged:
     """What the evidence says of one claim.
 
-    `tolerance_used` and `noise_floor` are in the metric's unit; `more_boots` is how many further boots an
-    INCONCLUSIVE would need if they scatter as these did, None where boots don't decide.
+    `tolerance_used` and `noise_floor` are in the metric's unit; `more_boots` is how many boots more than this run a
+    new one needs to decide, 4 times in 5, where this one is INCONCLUSIVE and boots scatter as these did; None where
+    boots don't decide.
     """
 
     state: str
@@ -128,7 +129,10 @@ def judge_boots(claim: Claim, evidence: Evidence, measured: Measurement, boots: 
 
 
 def _more_boots(claim: Claim, estimates: dict[str, list[float]], used: float) -> tuple[int | None, str]:
-    """How many further boots would decide, and the sentence that says so."""
+    """How many boots more a run would need to decide, 4 times in 5, and the sentence that says so.
+
+    A run is never extended: looking at the figures before asking for more boots makes an interval too narrow.
+    """
     least, most = claim.published - used, claim.published + used
     found = {name: boots_needed(spread(values), least, most) for name, values in estimates.items()}
     leaning = {name: _seen(claim, state) for name, (_, state) in found.items()}
@@ -140,11 +144,15 @@ def _more_boots(claim: Claim, estimates: dict[str, list[float]], used: float) ->
         return None, f"the estimates point apart, {pair}; {why}"
     if any(count is None for count, _ in found.values()):
         return None, f"the mean lies on the edge of the tolerance, {_band(claim, used)}: no number of boots decides"
-    total = max(count for count, _ in found.values())
-    have = len(next(iter(estimates.values())))
-    more = max(total - have, 1)
     edge = f"an interval straddles the tolerance, {_band(claim, used)}"
-    return more, f"{edge}; about {more} more boot(s), {have + more} in all, would decide"
+    if used > claim.tolerance and "REPRODUCED" in leaning.values():
+        return None, f"{edge}; {_too_noisy(claim, used)}"
+    have = len(next(iter(estimates.values())))
+    total = max(have + 1, *(count for count, _ in found.values()))
+    how = f"a new run with --boots {total} would decide, 4 times in 5"
+    if total > MOST_BOOTS:
+        how = f"{total} boots would decide, 4 times in 5: more than the {MOST_BOOTS} of one run"
+    return total - have, f"{edge}; if mean and scatter stay, {how}"
 
 
 def _too_noisy(claim: Claim, floor: float) -> str:

@@ -11,6 +11,7 @@ from bench.evidence import EngineRecord, Evidence, Machine, Manifest, ModelRecor
 from bench.floors import hardware_of, load_of
 from bench.measurement import Measurement
 from bench.statistics import (
+    Spread,
     agreed,
     boots_needed,
     decide,
@@ -157,15 +158,19 @@ def test_one_more_boot_lies_within_the_noise_floor_nineteen_times_in_twenty():
     assert np.mean(inside) == pytest.approx(0.95, abs=0.012)
 
 
-def test_the_boots_said_to_be_needed_are_enough_and_one_fewer_is_not():
-    found = spread([970.0, 1000.0, 1030.0])
-    count, state = boots_needed(found, 950, 1050)
-    assert state == "REPRODUCED" and count > 3
-    for boots, enough in ((count, True), (count - 1, False)):
-        half = float(t_factor(boots)) * found.sd / boots**0.5
-        assert (half <= 50) is enough
+@pytest.mark.parametrize("mean", [1000.0, 1030.0, 930.0, 1080.0])
+def test_the_boots_said_to_be_needed_decide_in_four_of_five_studies_and_fewer_do_not(mean):
+    count, state = boots_needed(Spread(mean, 30.0, 3), 950, 1050)
+    assert count > 4
+    rng = np.random.default_rng(3)
+    for boots, lowest, highest in ((count, 0.79, 0.9), (count - 2, 0.0, 0.8)):
+        states = decide(*intervals(mean + 30.0 * rng.standard_normal((20_000, boots))), 950, 1050)
+        assert lowest <= (states == state).mean() <= highest, (boots, state)
+
+
+def test_on_an_edge_no_number_of_boots_decides():
     assert boots_needed(spread([940.0, 950.0, 960.0]), 950, 1050) == (None, "REPRODUCED")
-    assert boots_needed(spread([900.0, 920.0, 940.0]), 950, 1050)[1] == "NOT_REPRODUCED"
+    assert boots_needed(spread([1000.0, 1000.0, 1000.0]), 950, 1050) == (3, "REPRODUCED")
 
 
 def test_the_interval_over_boots_is_student_s():

@@ -185,10 +185,17 @@ def test_without_a_steady_window_a_rate_is_not_judged_and_the_reason_is_given(tm
     assert said in verdict["reasons"]["output_tok_s.steady"]
 
 
-def test_an_inconclusive_interval_says_how_many_more_boots_would_decide(tmp_path: Path):
-    row = judged_rates(tmp_path / "run", boots_at(970.0, 1000.0, 1030.0))["claims"][0]
-    assert row["state"] == "INCONCLUSIVE" and row["more_boots"] == 7
-    assert "about 7 more boot(s), 10 in all" in row["reason"]
+@pytest.mark.parametrize(
+    ("rates", "more", "said"),
+    [
+        ((975.0, 1004.0, 1033.0), 10, "if mean and scatter stay, a new run with --boots 13 would decide, 4 times in 5"),
+        ((940.0, 1004.0, 1068.0), 52, "55 boots would decide, 4 times in 5: more than the 20 of one run"),
+    ],
+)
+def test_an_inconclusive_interval_names_the_run_that_would_decide(tmp_path: Path, rates: tuple, more: int, said: str):
+    row = judged_rates(tmp_path / "run", boots_at(*rates))["claims"][0]
+    assert row["state"] == "INCONCLUSIVE"
+    assert said in row["reason"] and row["more_boots"] == more
 
 
 HARDWARE = {"cpu": {"model": "a CPU", "cores": 2}, "gpus": [{"uuid": "GPU-1", "name": "a card"}]}
