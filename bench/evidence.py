@@ -3,6 +3,8 @@
 import gzip
 import zipfile
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -260,6 +262,17 @@ def read_evidence(run: Path) -> Evidence:
         raise
     except Exception as error:  # whatever a stranger's folder holds is one clear error
         raise RunProblem(f"{run}: can't be read as a run: {type(error).__name__}: {error}"[:500]) from error
+
+
+@contextmanager
+def judging(what: str) -> Iterator[None]:
+    """Whatever a stranger's run makes our arithmetic do is one clear error: raises RunProblem for any exception."""
+    try:
+        yield
+    except Problem:
+        raise
+    except Exception as error:
+        raise RunProblem(f"{what}: can't be judged: {type(error).__name__}: {error}"[:500]) from error
 
 
 def _read(run: Path) -> Evidence:

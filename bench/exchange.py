@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 
 from bench.analyse import PERCENTILES, Arrays, analyse_window, latencies_ms, succeeded
-from bench.evidence import Evidence, Window, read_evidence
+from bench.evidence import Evidence, Window, judging
 from bench.load import compact, save_window
 from bench.record import now, tool_version
 from bench.runfolder import SCHEMA, dump_json, new_run, read_json, seal, window_folder, write_recipe, write_text
-from bench.verdict import judge
+from bench.verdict import judged
 from images.errors import RunProblem, UsageProblem
 from recipes.load import load_recipe
 from recipes.model_files import sha256
@@ -162,16 +162,9 @@ def export(run: Path, target: str, out: Path) -> list[Path]:
     """
     if target not in TARGETS:
         raise UsageProblem(f"no such form: {target!r}; there are {', '.join(TARGETS)}")
-    evidence = read_evidence(run)
-    verdict = judge(evidence)
-    if target == "csv":
-        texts = {out: csv_text(evidence, verdict, run.resolve().name)}
-    elif target == "inferencex":
-        texts = {out: dump_json(inferencex_row(evidence, verdict))}
-    else:
-        single = len(evidence.windows) == 1
-        names = {id(each): out if single else _beside(out, each) for each in evidence.windows}
-        texts = {names[id(each)]: dump_json(vllm_result(evidence, verdict, each)) for each in evidence.windows}
+    evidence, verdict = judged(run)
+    with judging(str(run)):
+        texts = _texts(run, target, out, evidence, verdict)
     if not texts:
         raise UsageProblem(f"{run} has no finished window to export")
     for file, text in texts.items():
@@ -180,6 +173,17 @@ def export(run: Path, target: str, out: Path) -> list[Path]:
         except OSError as error:
             raise UsageProblem(f"{file} can't be written: {error.strerror}") from error
     return list(texts)
+
+
+def _texts(run: Path, target: str, out: Path, evidence: Evidence, verdict: dict) -> dict[Path, str]:
+    """What is written, by file."""
+    if target == "csv":
+        return {out: csv_text(evidence, verdict, run.resolve().name)}
+    if target == "inferencex":
+        return {out: dump_json(inferencex_row(evidence, verdict))}
+    single = len(evidence.windows) == 1
+    names = {id(each): out if single else _beside(out, each) for each in evidence.windows}
+    return {names[id(each)]: dump_json(vllm_result(evidence, verdict, each)) for each in evidence.windows}
 
 
 def _beside(out: Path, window: Window) -> Path:

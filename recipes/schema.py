@@ -136,7 +136,7 @@ class Claim(Part):
     id: Text
     metric: Metric
     scope: Text | None = Field(default=None, description="for exact_match: suite/task, such as micro-tasks/add")
-    published: FiniteFloat
+    published: FiniteFloat = Field(gt=0)
     tolerance: FiniteFloat = Field(gt=0, description="absolute, in the metric's unit")
     status: Status
     judge: bool = Field(default=True, description="whether this claim decides the run's state")

@@ -57,7 +57,7 @@ def _print_setting(setting: dict, boots: int, windows: int, console: Console) ->
         how = f"{load['concurrency']} streams, {load['prompts']} prompts, temperature {load['temperature']:g}"
         console.print(f"Load: {asked}, {how}; boots {boots}, windows {windows}", markup=False)
     version = " ".join(engine["answered"]) or "of unknown version"
-    patched = f", patched: {', '.join(engine['patches'])}" if engine["patches"] else ""
+    patched = f", patched: {', '.join(str(each or '?') for each in engine['patches'])}" if engine["patches"] else ""
     console.print(f"Engine: vLLM {version} ({engine['name'] or 'not ours'}{patched})", markup=False)
     for file in (setting.get("imported") or {}).get("files", []):
         named = f"Imported: {file.get('name')}, model {file.get('model_id')}, sha256 {str(file.get('sha256'))[:16]}…"
@@ -65,7 +65,7 @@ def _print_setting(setting: dict, boots: int, windows: int, console: Console) ->
     if setting["url"] or setting.get("imported"):
         console.print("Not checked: the server's weights, types, flags, environment and machine", markup=False)
         return
-    gpus = ", ".join(machine["gpus"]) or "no GPU"
+    gpus = ", ".join(str(each or "?") for each in machine["gpus"]) or "no GPU"
     console.print(f"Machine: {machine['cpu'] or 'unknown CPU'}, {machine['cores']} cores, {gpus}", markup=False)
     if setting["model_files_that_differ"]:
         console.print(f"Model: not the recipe's: {', '.join(setting['model_files_that_differ'])} differ", markup=False)

@@ -3,17 +3,22 @@
 import io
 import json
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
+from pydantic import ValidationError
 from rich.console import Console
 
+from bench import verdict as verdict_module
+from bench.attribution import claimed_factors
 from bench.evidence import read_evidence
+from bench.exchange import export
 from bench.floors import hardware_of, load_of
 from bench.guards import run_guards
 from bench.report.text import print_verdict
 from bench.runfolder import dump_json, seal, window_folder
 from bench.verdict import EXIT_CODES, judge, write_verdict
-from images.errors import Problem
+from images.errors import Problem, RunProblem
 from tests.runs import MODEL_FILES, claim, closed_loop, counters, recipe, write_run
 
 
@@ -379,3 +384,35 @@ def test_the_exit_codes_are_the_contract():
         "EXCEEDED": 6,
         "INVALID": 7,
     }
+
+
+def test_what_a_stranger_s_run_leaves_out_is_a_question_mark_and_no_traceback(tmp_path: Path):
+    manifest = {"engine": {"answered": ["0.32.0"], "patches": [{"sha256": "a"}]}}
+    machine = {"gpus": [{"uuid": "GPU-1"}, {"name": None}]}
+    sink = io.StringIO()
+    run = write_run(tmp_path / "run", recipe(), manifest=manifest, machine=machine)
+    print_verdict(write_verdict(run), Console(file=sink, width=200))
+    assert "patched: ?" in sink.getvalue() and "cores, ?, ?" in sink.getvalue()
+
+
+@pytest.mark.parametrize("rates", [["a", "b"], "ab", {"a": 1}, [None]])
+def test_synthetic_rates_that_are_no_numbers_are_not_known(tmp_path: Path, rates: object):
+    flags = {"speculative-config": {"synthetic_acceptance_rates": rates}}
+    subject = recipe(engine={"image": "cpu", "version": "0.32.0", "flags": flags})
+    assert claimed_factors(subject, 1000.0).acceptance is None
+
+
+def test_whatever_goes_wrong_while_judging_is_one_error_that_names_the_run(tmp_path: Path, monkeypatch):
+    run = write_run(tmp_path / "run", recipe())
+    for error in (TypeError("odd"), ZeroDivisionError("odd"), KeyError("odd")):
+        monkeypatch.setattr(verdict_module, "run_guards", Mock(side_effect=error))
+        for what in (lambda: write_verdict(run), lambda: export(run, "csv", tmp_path / "out.csv")):
+            with pytest.raises(RunProblem, match=f"{run}: can't be judged: {type(error).__name__}"):
+                what()
+        with pytest.raises(RunProblem, match="can't be judged"):
+            judge(read_evidence(run))
+
+
+def test_a_claim_of_nothing_is_refused():
+    with pytest.raises(ValidationError, match="greater than 0"):
+        recipe(claims=[claim("output_tok_s", 0, 1)])
