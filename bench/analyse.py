@@ -34,9 +34,10 @@ class WindowResult:
     """One window's figures. Rates in tokens/s, times in s; None where they can't be told.
 
     `whole` is tokens over wall time, from the first request sent to the last answer's end. `steady` counts
-    tokens inside `bounds`. `little` is C × OSL ÷ mean E2E, which needs no time series. `per_user` is OSL ÷
-    mean E2E, one stream's rate. `little_gap` is |steady ÷ OSL × mean E2E − N_eff| ÷ N_eff: by Little's law
-    (L = λW) nothing but edges may be left of it. `in_flight_s` is ∫ streams dt over the whole window.
+    tokens inside `bounds`: without the end, where streams fall idle, but with the first wave's prefill. `little`
+    is C × OSL ÷ mean E2E, which needs no time series. `per_user` is OSL ÷ mean E2E, one stream's rate.
+    `little_gap` is |steady ÷ OSL × mean E2E − N_eff| ÷ N_eff: by Little's law (L = λW) nothing but edges may be
+    left of it. `in_flight_s` is ∫ streams dt over the whole window.
     """
 
     whole: float | None
@@ -136,6 +137,9 @@ def full_level(concurrency: int) -> int:
 def steady_state(arrays: Arrays, concurrency: int) -> Steady:
     """Find the steady window: 98% of C in flight, for at least three mean E2E.
 
+    What it leaves out is the end, where streams fall idle. All streams are in flight as soon as they are sent, so the
+    first wave's prefill, which they do together, is inside: beginning a mean E2E later would change rates by a few
+    percent, either way.
     It reaches from the first to the last moment with 98% of C in flight if the mean between them is 98% too;
     else it is the longest stretch without a dip longer than 5% of a mean E2E.
     """

@@ -45,7 +45,8 @@ def claimed_factors(recipe: Recipe, published: float) -> Factors:
         stated = [claim.published for claim in recipe.claims if claim.metric == "acceptance_length"]
         config = recipe.engine.flags["speculative-config"]
         rates = config.get("synthetic_acceptance_rates") if isinstance(config, dict) else None
-        synthetic = 1 + sum(rates) if rates else None
+        numbers = isinstance(rates, list) and all(isinstance(rate, int | float) for rate in rates)
+        synthetic = 1 + sum(rates) if rates and numbers else None
         acceptance = stated[0] if stated else synthetic
     streams = recipe.benchmark.concurrency
     return Factors(streams, acceptance, streams * acceptance / published if acceptance else None)

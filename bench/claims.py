@@ -6,6 +6,7 @@ import numpy as np
 
 from bench.attribution import attribute, claimed_factors
 from bench.evidence import Evidence
+from bench.floors import known_floor
 from bench.measurement import Measurement
 from bench.statistics import (
     BOOTS_FOR_INTERVAL,
@@ -17,7 +18,7 @@ from bench.statistics import (
     too_noisy,
 )
 from recipes.model_files import differing_files
-from recipes.schema import Claim
+from recipes.schema import MOST_BOOTS, Claim
 
 LOWER_IS_BETTER = frozenset({"ttft_p95_ms", "tpot_p95_ms", "gpu_memory_gb"})
 # Figures that don't depend on how fast the machine is: one boot shows them.
@@ -29,8 +30,9 @@ MIRRORED = {"NOT_REPRODUCED": "EXCEEDED", "EXCEEDED": "NOT_REPRODUCED"}
 class Judged:
     """What the evidence says of one claim.
 
-    `tolerance_used` and `noise_floor` are in the metric's unit; `more_boots` is how many further boots an
-    INCONCLUSIVE would need if they scatter as these did, None where boots don't decide.
+    `tolerance_used` and `noise_floor` are in the metric's unit; `more_boots` is how many boots more than this run a
+    new one needs to decide, 4 times in 5, where this one is INCONCLUSIVE and boots scatter as these did; None where
+    boots don't decide.
     """
 
     state: str
@@ -96,7 +98,7 @@ def judge_band(claim: Claim, values: list[float], said: str) -> Judged:
 def judge_boots(claim: Claim, evidence: Evidence, measured: Measurement, boots: list[float]) -> Judged:
     """A figure that scatters between boots: equivalence of its 95% interval, and for a rate of both estimates.
 
-    The tolerance is never below the noise floor; a floor of twice the claim's tolerance confirms nothing.
+    The tolerance is never below the noise floor; a floor above the claim's tolerance confirms nothing.
     """
     floor = noise_floor_of(claim, evidence)
     used = max(claim.tolerance, floor or 0.0)
@@ -117,8 +119,7 @@ def judge_boots(claim: Claim, evidence: Evidence, measured: Measurement, boots: 
     said = "; ".join(f"{name} {_interval(values)}".strip() for name, values in estimates.items())
     said = f"{said}, over {len(boots)} boots; {_tolerances(claim, used, floor)}"
     if str(too_noisy(state, claim.tolerance, floor or 0.0)) != state:
-        why = f"the machine's noise floor is {floor / claim.tolerance:.1f} times the tolerance: no number of boots"
-        return _with(known, "INCONCLUSIVE", f"{why} on it confirms this claim; {said}")
+        return _with(known, "INCONCLUSIVE", f"{_too_noisy(claim, floor)}; {said}")
     if state == "REPRODUCED":
         return _with(known, state, f"within: {said}")
     if state != "INCONCLUSIVE":
@@ -128,21 +129,35 @@ def judge_boots(claim: Claim, evidence: Evidence, measured: Measurement, boots: 
 
 
 def _more_boots(claim: Claim, estimates: dict[str, list[float]], used: float) -> tuple[int | None, str]:
-    """How many further boots would decide, and the sentence that says so."""
+    """How many boots more a run would need to decide, 4 times in 5, and the sentence that says so.
+
+    A run is never extended: looking at the figures before asking for more boots makes an interval too narrow.
+    """
     least, most = claim.published - used, claim.published + used
     found = {name: boots_needed(spread(values), least, most) for name, values in estimates.items()}
     leaning = {name: _seen(claim, state) for name, (_, state) in found.items()}
     if len(set(leaning.values())) > 1:
         pair = " and ".join(f"the {name} to {state}" for name, state in leaning.items())
-        why = "the ramps at both ends make the difference: more prompts a window would decide, not more boots"
+        why = (
+            "the end, where streams fall idle, makes the difference: more prompts a window would decide, not more boots"
+        )
         return None, f"the estimates point apart, {pair}; {why}"
     if any(count is None for count, _ in found.values()):
         return None, f"the mean lies on the edge of the tolerance, {_band(claim, used)}: no number of boots decides"
-    total = max(count for count, _ in found.values())
-    have = len(next(iter(estimates.values())))
-    more = max(total - have, 1)
     edge = f"an interval straddles the tolerance, {_band(claim, used)}"
-    return more, f"{edge}; about {more} more boot(s), {have + more} in all, would decide"
+    if used > claim.tolerance and "REPRODUCED" in leaning.values():
+        return None, f"{edge}; {_too_noisy(claim, used)}"
+    have = len(next(iter(estimates.values())))
+    total = max(have + 1, *(count for count, _ in found.values()))
+    how = f"a new run with --boots {total} would decide, 4 times in 5"
+    if total > MOST_BOOTS:
+        how = f"{total} boots would decide, 4 times in 5: more than the {MOST_BOOTS} of one run"
+    return total - have, f"{edge}; if mean and scatter stay, {how}"
+
+
+def _too_noisy(claim: Claim, floor: float) -> str:
+    times = f", {floor / claim.tolerance:.1f} times as wide" if claim.tolerance else ""
+    return f"the machine's noise floor is above the tolerance{times}: no number of boots on it confirms this claim"
 
 
 def _with(known: Judged, state: str, reason: str, more: int | None = None) -> Judged:
@@ -180,13 +195,12 @@ def _tolerances(claim: Claim, used: float, floor: float | None) -> str:
 
 
 def noise_floor_of(claim: Claim, evidence: Evidence) -> float | None:
-    """The noise floor for a claim, in its unit; None where the run knew none for this machine and engine.
+    """The noise floor for a claim, in its unit; None where the run knew none of this very recipe, load and machine.
 
     For a rate it is the greater of both estimates' floors.
     """
-    record, manifest = evidence.machine.noise_floor, evidence.manifest
-    here = (evidence.machine.slug, manifest.engine.identity, evidence.recipe.family)
-    if record is None or (record.machine, record.engine, record.family) != here:
+    record, _ = known_floor(evidence)
+    if record is None:
         return None
     names = (claim.metric, f"{claim.metric}_steady")
     floors = [record.metrics[name].relative for name in names if name in record.metrics]
@@ -219,7 +233,7 @@ def incomparable(claim: Claim, evidence: Evidence) -> str | None:
 def attribution(claim: Claim, evidence: Evidence, measured: Measurement) -> dict | None:
     """What a rate's difference from the claim comes from; None within the tolerance or without a rate.
 
-    The steady rate is split where there is one: ramps belong to no factor.
+    The steady rate is split where there is one: streams that fall idle at the end belong to no factor.
     """
     rates = measured.steady or measured.whole
     if claim.metric != "output_tok_s" or not rates or measured.factors is None or not measured.factors.streams:

@@ -3,6 +3,8 @@
 import gzip
 import zipfile
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -118,11 +120,13 @@ class MetricNoise(Stored):
 
 
 class NoiseFloor(Stored):
-    """The noise floor known when the run began: of which machine, engine and family, and by which A/A run."""
+    """The noise floor known when the run began: of what, and by which A/A run. Old ones tell less of what."""
 
     machine: str
     engine: str
-    family: str
+    recipe: str | None = None
+    load: dict | None = None
+    hardware: dict | None = None
     run: Text
     boots: int
     metrics: dict[str, MetricNoise]
@@ -165,10 +169,15 @@ class CounterRecord(Stored):
 
 
 class LiveRecord(Stored):
-    """argv.json or env.json of a boot: what was rendered and what ran."""
+    """argv.json or env.json of a boot: what was rendered and what ran.
+
+    `undeclared`: what the engine's process had in its environment that an engine reads and nobody declared; None
+    where that was not looked at.
+    """
 
     rendered: list[str] | dict[str, str | None]
     live: list[str] | dict[str, str | None]
+    undeclared: list[Text] | None = None
 
 
 Kind = TypeVar("Kind", bound=Stored)
@@ -253,6 +262,17 @@ def read_evidence(run: Path) -> Evidence:
         raise
     except Exception as error:  # whatever a stranger's folder holds is one clear error
         raise RunProblem(f"{run}: can't be read as a run: {type(error).__name__}: {error}"[:500]) from error
+
+
+@contextmanager
+def judging(what: str) -> Iterator[None]:
+    """Whatever a stranger's run makes our arithmetic do is one clear error: raises RunProblem for any exception."""
+    try:
+        yield
+    except Problem:
+        raise
+    except Exception as error:
+        raise RunProblem(f"{what}: can't be judged: {type(error).__name__}: {error}"[:500]) from error
 
 
 def _read(run: Path) -> Evidence:

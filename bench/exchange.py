@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 
 from bench.analyse import PERCENTILES, Arrays, analyse_window, latencies_ms, succeeded
-from bench.evidence import Evidence, Window, read_evidence
+from bench.evidence import Evidence, Window, judging
 from bench.load import compact, save_window
 from bench.record import now, tool_version
 from bench.runfolder import SCHEMA, dump_json, new_run, read_json, seal, window_folder, write_recipe, write_text
-from bench.verdict import judge
+from bench.verdict import judged
 from images.errors import RunProblem, UsageProblem
 from recipes.load import load_recipe
 from recipes.model_files import sha256
@@ -162,16 +162,9 @@ def export(run: Path, target: str, out: Path) -> list[Path]:
     """
     if target not in TARGETS:
         raise UsageProblem(f"no such form: {target!r}; there are {', '.join(TARGETS)}")
-    evidence = read_evidence(run)
-    verdict = judge(evidence)
-    if target == "csv":
-        texts = {out: csv_text(evidence, verdict, run.resolve().name)}
-    elif target == "inferencex":
-        texts = {out: dump_json(inferencex_row(evidence, verdict))}
-    else:
-        single = len(evidence.windows) == 1
-        names = {id(each): out if single else _beside(out, each) for each in evidence.windows}
-        texts = {names[id(each)]: dump_json(vllm_result(evidence, verdict, each)) for each in evidence.windows}
+    evidence, verdict = judged(run)
+    with judging(str(run)):
+        texts = _texts(run, target, out, evidence, verdict)
     if not texts:
         raise UsageProblem(f"{run} has no finished window to export")
     for file, text in texts.items():
@@ -180,6 +173,17 @@ def export(run: Path, target: str, out: Path) -> list[Path]:
         except OSError as error:
             raise UsageProblem(f"{file} can't be written: {error.strerror}") from error
     return list(texts)
+
+
+def _texts(run: Path, target: str, out: Path, evidence: Evidence, verdict: dict) -> dict[Path, str]:
+    """What is written, by file."""
+    if target == "csv":
+        return {out: csv_text(evidence, verdict, run.resolve().name)}
+    if target == "inferencex":
+        return {out: dump_json(inferencex_row(evidence, verdict))}
+    single = len(evidence.windows) == 1
+    names = {id(each): out if single else _beside(out, each) for each in evidence.windows}
+    return {names[id(each)]: dump_json(vllm_result(evidence, verdict, each)) for each in evidence.windows}
 
 
 def _beside(out: Path, window: Window) -> Path:
@@ -322,11 +326,15 @@ def csv_text(evidence: Evidence, verdict: dict, run: str) -> str:
 def inferencex_row(evidence: Evidence, verdict: dict) -> dict:
     """The run as a row of InferenceX's aggregate: rates a GPU, latencies in s, interactivity = 1 ÷ TPOT.
 
-    Rates are whole-run ones, as theirs. Energy is whole-deployment GPU energy; power_valid is 1 only where
+    Rates are whole-run ones, as theirs; a GPU is one that telemetry watched, not any in the machine, and what is a GPU
+    is null where none was. Energy is whole-deployment GPU energy; power_valid is 1 only where
     the energy counter and the power's integral agree, 0 where they don't, absent without telemetry.
     """
-    load, gpus = evidence.recipe.benchmark, max(len(evidence.machine.gpus), 1)
+    load = evidence.recipe.benchmark
+    seen = [window.telemetry.meta["gpus"] for window in evidence.windows if window.telemetry]
+    gpus = max((len(each) for each in seen), default=0) or None
     rate = verdict["output_tok_s"]["whole"]
+    a_gpu = rate / gpus if rate and gpus else None
     row = {
         "hw": verdict["machine"],
         "conc": load.concurrency,
@@ -336,9 +344,9 @@ def inferencex_row(evidence: Evidence, verdict: dict) -> dict:
         "framework": "vllm",
         "precision": evidence.recipe.model.quantization or evidence.recipe.model.dtype,
         "tp": gpus,
-        "output_tput_per_gpu": rate and rate / gpus,
-        "input_tput_per_gpu": rate and rate / gpus * load.input_len / load.output_len,
-        "tput_per_gpu": rate and rate / gpus * (1 + load.input_len / load.output_len),
+        "output_tput_per_gpu": a_gpu,
+        "input_tput_per_gpu": a_gpu and a_gpu * load.input_len / load.output_len,
+        "tput_per_gpu": a_gpu and a_gpu * (1 + load.input_len / load.output_len),
         "joules_per_output_token": verdict["energy_j_per_token"],
     }
     if verdict["energy_j_per_token"] is not None:

@@ -15,7 +15,7 @@ from bench.noise import with_noise_floor
 from bench.prompts import as_jsonl, digest, load_tokenizer, make_prompts, window_seed
 from bench.quality.runner import ask_suite, save_answers
 from bench.quality.suites import suite_items
-from bench.record import Plan, Recorder, anonymous, now, stored_measures
+from bench.record import Plan, Recorder, anonymous, environment_record, now, stored_measures
 from bench.runfolder import dump_json, new_run, seal, window_folder, write_recipe, write_text
 from bench.watch import Watch
 from bench.window import Order, Target, measure_window
@@ -53,7 +53,7 @@ def measure(plan: Plan, root: Path, on_made: Callable[[Path], None] = lambda _ru
         if plan.resolved is not None:
             write_text(run / "resolved.json", anonymous(dump_json(plan.resolved), plan))
         identity = None if plan.url else plan.engine.identity
-        machine = with_noise_floor({**plan.machine, **stored_measures(plan)}, identity, plan.loaded.recipe.family)
+        machine = with_noise_floor({**plan.machine, **stored_measures(plan)}, identity, plan.loaded.recipe)
         write_text(run / "machine.json", dump_json(machine))
         _boots(plan, run, recorder)
         recorder.succeeded()
@@ -135,9 +135,7 @@ def _record_boot(plan: Plan, folder: Path, boot: int, server: Server, recorder: 
     rendered = [*plan.engine.command(), *plan.spec.argv]
     argv = {"rendered": rendered, "live": server.argv}
     write_text(folder / "argv.json", dump_json({key: [anonymous(a, plan) for a in argv[key]] for key in argv}))
-    live_env = {name: server.env.get(name) for name in plan.spec.env}
-    env = {"rendered": plan.spec.env, "live": live_env}
-    write_text(folder / "env.json", anonymous(dump_json(env), plan))
+    write_text(folder / "env.json", anonymous(dump_json(environment_record(plan.spec, server.env)), plan))
     took_s = None if server.boot_s is None else round(server.boot_s, 1)
     lasting = {"since": server.since} if server.since else {}
     recorder.manifest["boots"].append(

@@ -8,7 +8,7 @@ from bench.analyse import WindowResult, analyse_window, latencies_ms, succeeded
 from bench.attribution import Factors, mean_factors, speculates, window_factors
 from bench.conditions import GpuMeans, gpu_means
 from bench.counters import acceptance_length
-from bench.evidence import Evidence, Window
+from bench.evidence import Evidence, Window, judging
 from bench.quality.score import score_suite
 from recipes.schema import Claim
 
@@ -57,7 +57,15 @@ class Measurement:
 
 
 def measure_evidence(evidence: Evidence) -> Measurement:
-    """Reduce a run's windows to figures; windows in which nothing succeeded give none."""
+    """Reduce a run's windows to figures; windows in which nothing succeeded give none.
+
+    Raises RunProblem for numbers that no real run holds.
+    """
+    with judging(f"a run of {evidence.recipe.id}"):
+        return _measure(evidence)
+
+
+def _measure(evidence: Evidence) -> Measurement:
     load = evidence.recipe.benchmark
     usable = [window for window in evidence.windows if succeeded(window.arrays).any()]
     numbers = sorted({window.boot for window in usable})

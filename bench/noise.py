@@ -7,6 +7,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from bench.evidence import Evidence, NoiseFloor, read_evidence
+from bench.floors import hardware_of, load_of, mismatch
 from bench.guards import run_guards
 from bench.measurement import measure_evidence
 from bench.runfolder import dump_json, read_json, write_text
@@ -17,6 +18,7 @@ from images.errors import Problem, RunProblem, UsageProblem
 from images.index import state_root
 from images.yaml_source import shown
 from recipes.machine import machine_facts
+from recipes.schema import Recipe
 
 SCHEMA = 1
 # Metrics whose value depends on the machine's speed, so that boots scatter.
@@ -24,15 +26,16 @@ METRICS = ("output_tok_s", "output_tok_s_steady", "ttft_p95_ms", "tpot_p95_ms")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 
 
-def noise_file(slug: str, engine: str, family: str, state: Path | None = None) -> Path:
-    """Where the noise floor of a machine, an engine's identity and a family of recipes lies.
+def noise_file(slug: str, engine: str, recipe: str, state: Path | None = None) -> Path:
+    """Where the noise floor of a machine, an engine's identity and a recipe (family/rung) lies.
 
     Raises RunProblem when one of the names, which may be a stranger's, is no plain name.
     """
-    for name in (slug, engine, family):
+    family, _, rung = recipe.partition("/")
+    for name in (slug, engine, family, rung):
         if not NAME.fullmatch(name):
             raise RunProblem(f"{name!r} can't name a noise floor: wanted letters, digits and . _ + -")
-    return (state or state_root()) / "noise" / slug / engine / f"{family}.json"
+    return (state or state_root()) / "noise" / slug / engine / family / f"{rung}.json"
 
 
 def floor_of(evidence: Evidence, values: dict[str, list[float]], run: str, voided: list[str], here: dict) -> dict:
@@ -69,7 +72,8 @@ def floor_of(evidence: Evidence, values: dict[str, list[float]], run: str, voide
         "engine": engine,
         "family": evidence.recipe.family,
         "recipe": evidence.recipe.id,
-        "load": {"concurrency": load.concurrency, "input_len": load.input_len, "output_len": load.output_len},
+        "load": load_of(load),
+        "hardware": hardware_of(machine.model_dump()),
         "run": run,
         "boots": boots,
         "windows": load.windows,
@@ -90,7 +94,7 @@ def store(record: dict, state: Path | None = None) -> Path:
 
     Raises Problem when the state folder can't be written.
     """
-    file = noise_file(record["machine"], record["engine"], record["family"], state)
+    file = noise_file(record["machine"], record["engine"], record["recipe"], state)
     try:
         write_text(file, dump_json(record))
     except OSError as error:
@@ -98,26 +102,31 @@ def store(record: dict, state: Path | None = None) -> Path:
     return file
 
 
-def stored_floor(slug: str, engine: str | None, family: str, state: Path | None = None) -> tuple[dict | None, str]:
-    """The stored noise floor, or None and the reason: none was measured, or its file can't be read."""
-    missing = f"no A/A run of {family} on this engine and machine yet: ./inv noise --recipe {family}"
+def stored_floor(
+    machine: dict, engine: str | None, recipe: Recipe, state: Path | None = None
+) -> tuple[dict | None, str]:
+    """The stored noise floor of a recipe on a machine (its facts, with the cards that are used).
+
+    Or None and the reason: none was measured, its file can't be read, or it is of another load or card.
+    """
+    measure = f"./inv noise --recipe {recipe.id}"
     if not engine:
         return None, "somebody else's server"
-    file = noise_file(slug, engine, family, state)
+    file = noise_file(machine["slug"], engine, recipe.id, state)
     if not file.is_file():
-        return None, missing
+        return None, f"no A/A run of {recipe.id} on this engine and machine yet: {measure}"
     try:
         record = read_json(file)
-        NoiseFloor.model_validate(record)
+        other = mismatch(NoiseFloor.model_validate(record), machine, engine, recipe.id, recipe.benchmark)
     except (RunProblem, ValidationError):
-        return None, f"the stored one can't be read; measure again: ./inv noise --recipe {family}"
-    return record, ""
+        return None, f"the stored one can't be read; measure again: {measure}"
+    return (None, f"{other}; measure again: {measure}") if other else (record, "")
 
 
 def stored_floors(state: Path | None = None) -> list[dict]:
     """Every noise floor stored on this machine; files that can't be read are left out."""
     found = []
-    for file in sorted(((state or state_root()) / "noise").glob("*/*/*.json")):
+    for file in sorted(((state or state_root()) / "noise").glob("*/*/*/*.json")):
         try:
             record = json.loads(file.read_text(encoding="utf-8"))
             NoiseFloor.model_validate(record)
@@ -127,9 +136,9 @@ def stored_floors(state: Path | None = None) -> list[dict]:
     return found
 
 
-def with_noise_floor(machine: dict, engine: str | None, family: str, state: Path | None = None) -> dict:
+def with_noise_floor(machine: dict, engine: str | None, recipe: Recipe, state: Path | None = None) -> dict:
     """machine.json with the noise floor that was known when the run began, or the reason why none was."""
-    floor, why = stored_floor(machine["slug"], engine, family, state)
+    floor, why = stored_floor(machine, engine, recipe, state)
     reasons = {name: said for name, said in machine.get("reasons", {}).items() if name != "noise_floor"}
     return {**machine, "noise_floor": floor, "reasons": reasons | ({} if floor else {"noise_floor": why})}
 
@@ -187,20 +196,20 @@ def _print_floors(records: list[dict]) -> None:
         return
     rows = [
         (
-            f"{record['family']} on {record['machine']}",
+            f"{record['recipe']} on {record['machine']}",
             metric,
             f"{each['relative_sd']:.2%}",
             f"{each['relative']:.2%}",
-            f"{record['boots']} boots of {record['recipe']}",
+            f"{record['boots']} boots",
             record["run"],
         )
         for record in records
         for metric, each in record["metrics"].items()
     ]
-    columns = ("family", "metric", "between boots", "noise floor", "from", "run")
+    columns = ("recipe", "metric", "between boots", "noise floor", "from", "run")
     console.print(table("Noise: one configuration, boot after boot", columns, rows))
     for record in records:
         sd = record["metrics"].get("output_tok_s", {}).get("relative_sd")
         if sd:
             seen = ", ".join(f"{boots} boots {smallest_difference(boots, sd):.1%}" for boots in (3, 6, 10))
-            console.print(f"{record['family']}: a shortfall beyond the tolerance is seen, 4 times in 5, from: {seen}")
+            console.print(f"{record['recipe']}: a shortfall beyond the tolerance is seen, 4 times in 5, from: {seen}")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from bench.ceilings import stored_ceiling
 from bench.clients import choose_clients
+from bench.ladder.proof import READ
 from bench.runfolder import SCHEMA, dump_json, write_text
 from images.build import Built
 from images.command import run as run_command
@@ -15,9 +16,12 @@ from images.index import cache_root
 from recipes.load import Loaded
 from recipes.model_files import observed_files
 from recipes.rules import TABLE_VERSION
-from recipes.spec import CACHE_IN_CONTAINER, Container, ServingSpec
+from recipes.run.jit import FOLDERS
+from recipes.spec import CACHE_ENV, CACHE_IN_CONTAINER, Container, ServingSpec
 from recipes.weights import snapshot
 
+# Variables of images that say where something lies or which it is: nothing is steered by them.
+DESCRIBES = frozenset({"CUDA_HOME", "CUDA_PATH", "CUDA_VERSION", "NCCL_VERSION", "VLLM_USAGE_SOURCE"})
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 
@@ -166,6 +170,21 @@ def anonymous(text: str, plan: Plan) -> str:
         if len(path) > 1:
             text = text.replace(path, name)
     return text
+
+
+def environment_record(spec: ServingSpec, live: dict[str, str]) -> dict:
+    """env.json of a boot: what was rendered, what of it the engine's process had, and what it had beside that.
+
+    `undeclared`: names of variables that an engine is known to read, and nobody declared: an image or a service may
+    set them. Names only: a value may be a secret, and a run is meant to be shown.
+    """
+    own = {*spec.env, *CACHE_ENV, *FOLDERS, *DESCRIBES, spec.api_key_env}
+    undeclared = sorted(name for name in live if READ.fullmatch(name) and name not in own)
+    return {
+        "rendered": spec.env,
+        "live": {name: live.get(name) for name in spec.env},
+        "undeclared": undeclared,
+    }
 
 
 def stored_measures(plan: Plan) -> dict:

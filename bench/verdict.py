@@ -6,13 +6,13 @@ import numpy as np
 
 from bench.analyse import rounded
 from bench.claims import judge_claim
-from bench.evidence import Evidence, read_evidence
+from bench.evidence import Evidence, judging, read_evidence
+from bench.floors import known_floor
 from bench.guards import Guard, run_guards
 from bench.measurement import Measurement, measure_evidence
 from bench.runfolder import dump_json, write_text
 from bench.statistics import interval95
 from images.console import note
-from images.errors import RunProblem
 from recipes.model_files import differing_files
 from recipes.schema import Claim
 
@@ -33,7 +33,20 @@ def judge(evidence: Evidence, guards: list[Guard] | None = None) -> dict:
     """Judge a run: the mapping of verdict.json (contracts.md), figures rounded to six digits.
 
     `guards`: their findings where they are known already, of runs that were put together; else they are asked.
+    Raises RunProblem for numbers that no real run holds.
     """
+    with judging(f"a run of {evidence.recipe.id}"):
+        return _judge(evidence, guards)
+
+
+def judged(run: Path) -> tuple[Evidence, dict]:
+    """A run folder read and judged. Raises RunProblem, naming the folder, when either can't be done."""
+    evidence = read_evidence(run)
+    with judging(str(run)):
+        return evidence, _judge(evidence, None)
+
+
+def _judge(evidence: Evidence, guards: list[Guard] | None) -> dict:
     guards = run_guards(evidence) if guards is None else guards
     voided = [guard for guard in guards if guard.voids]
     measured = measure_evidence(evidence)
@@ -83,13 +96,13 @@ def _setting(evidence: Evidence) -> dict:
         "engine": {
             "name": manifest.engine.name,
             "answered": sorted(set(manifest.engine.answered)),
-            "patches": [patch.get("file") for patch in manifest.engine.patches],
+            "patches": [str(patch.get("file") or "?") for patch in manifest.engine.patches],
         },
         "machine": {
             "cpu": machine.cpu.get("model"),
             "cores": machine.cpu.get("cores"),
             "memory_gb": machine.memory_gb,
-            "gpus": [gpu.get("name") for gpu in machine.gpus],
+            "gpus": [str(gpu.get("name") or "?") for gpu in machine.gpus],
         },
         "model_files_that_differ": differing,
         "url": manifest.url,
@@ -144,14 +157,15 @@ def _figures(evidence: Evidence, measured: Measurement, voided: list[Guard]) -> 
         }
         figures |= dict.fromkeys(lost) | {name: value for name, value in emptied.items() if name in lost}
     known = {"noise_floor": _noise_floor(evidence), "client_ceiling": _client_ceiling(evidence)}
-    told = evidence.machine.reasons or {}
+    told, other = evidence.machine.reasons or {}, known_floor(evidence)[1]
+    told = told | ({"noise_floor": other} if other else {})
     unknown = {name: told.get(name, "not recorded in this run") for name, value in known.items() if value is None}
     return {**figures, **known}, reasons | unknown
 
 
 def _noise_floor(evidence: Evidence) -> dict | None:
-    """The noise floor the run knew when it began: relative, by metric."""
-    record = evidence.machine.noise_floor
+    """The noise floor of this very recipe, load and machine that the run knew when it began: relative, by metric."""
+    record = known_floor(evidence)[0]
     if record is None:
         return None
     floors = {name: noise.relative for name, noise in sorted(record.metrics.items())}
@@ -196,12 +210,9 @@ def write_verdict(run: Path) -> dict:
 
     Raises RunProblem when the folder can't be read. The same folder gives the same bytes, anywhere.
     """
-    evidence = read_evidence(run)
-    try:
-        verdict = judge(evidence)
+    _, verdict = judged(run)
+    with judging(str(run)):
         text = dump_json(verdict)
-    except (ValueError, OverflowError, IndexError) as error:  # numbers that no real run holds
-        raise RunProblem(f"{run}: can't be judged: {error}") from error
     try:
         write_text(run / "verdict.json", text)
     except OSError as error:

@@ -104,6 +104,9 @@ class Proof(Part):
     waive: list[Waiver] = []
 
 
+MOST_BOOTS = 20  # of one run
+
+
 class Benchmark(Part):
     """The load: a closed loop of `concurrency` streams of exact lengths."""
 
@@ -114,7 +117,7 @@ class Benchmark(Part):
     prompts: int = Field(ge=1, le=1_000_000, description="requests a window; a multiple of concurrency, at least 5x")
     temperature: float = Field(ge=0, le=2)
     seed: int = Field(ge=0, description="every window's own seed is derived from it, the warm-up's too")
-    boots: int = Field(default=1, ge=1, le=20, description="lives of the server: the unit of replication")
+    boots: int = Field(default=1, ge=1, le=MOST_BOOTS, description="lives of the server: the unit of replication")
     windows: int = Field(default=1, ge=1, le=20, description="measured loads on one boot")
 
 
@@ -133,7 +136,7 @@ class Claim(Part):
     id: Text
     metric: Metric
     scope: Text | None = Field(default=None, description="for exact_match: suite/task, such as micro-tasks/add")
-    published: FiniteFloat
+    published: FiniteFloat = Field(gt=0)
     tolerance: FiniteFloat = Field(gt=0, description="absolute, in the metric's unit")
     status: Status
     judge: bool = Field(default=True, description="whether this claim decides the run's state")

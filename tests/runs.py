@@ -9,7 +9,8 @@ import numpy as np
 from bench.counters import COLUMNS
 from bench.load import save_window
 from bench.runfolder import SCHEMA, dump_json, dump_rows, seal, window_folder, write_recipe, write_text
-from bench.telemetry.devices import GPU_ARRAYS
+from bench.telemetry.devices import GPU_ARRAYS, NvmlDevice
+from bench.telemetry.sampler import gpu_record
 from bench.telemetry.store import Telemetry, save_telemetry
 from recipes.schema import Recipe
 
@@ -118,8 +119,8 @@ def telemetry(
     for since, to in gaps:
         times = times[(times < since) | (times > to)]
     count = len(times)
-    facts = {"power_limit_default_w": default_w}
-    record = {"uuid": "GPU-made", "lacks": {}, "lost_s": lost_s, "facts": facts}
+    card = NvmlDevice("GPU-made", {"power_limit_default_w": default_w}, (), list)
+    record = gpu_record(card, {}, {}, lost_s)
     meta = {
         "schema": 1,
         "rate_hz": 5.0,

@@ -9,9 +9,9 @@ from dataclasses import replace
 
 from bench.evidence import Evidence
 from bench.guards import course, devices, record, requests, server
-from bench.guards.guard import Guard, in_words, roots, with_causes, worst
+from bench.guards.guard import Guard, in_words, roots, with_causes
 
-__all__ = ["CHECKS", "Guard", "in_words", "roots", "run_guards", "worst"]
+__all__ = ["CHECKS", "Guard", "in_words", "roots", "run_guards"]
 
 # (schema of runs from which on it is asked, check), in the order of verdict.json.
 CHECKS: tuple[tuple[int, Callable[[Evidence], Iterator[Guard]]], ...] = (

@@ -1,11 +1,11 @@
 """Room bench: guards on the machine under the load, from the window's telemetry."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from bench.evidence import Evidence, Window
-from bench.guards.guard import Guard, span, worst
+from bench.guards.guard import Guard, held, none, span, worst
 from bench.telemetry.window import GpuFigures, WindowFigures, window_figures
 
 CLIENT_LIMIT = 0.8
@@ -33,22 +33,23 @@ def client_saturation(evidence: Evidence) -> Iterator[Guard]:
     """
     figures = [_figures(window) for window in evidence.windows]
     shares = [each.client_share if each else None for each in figures]
-    most = None if not shares or None in shares else max(shares)
     waits = [each.client_wait_share for each in figures if each and each.client_wait_share is not None]
     waited = f"; the client waited for a core for {max(waits):.1%} of the window" if waits else ""
-    ok = None if most is None else most <= CLIENT_LIMIT
+    ok, most = held(shares, lambda most: most <= CLIENT_LIMIT)
     yield Guard("client_saturation", ok, most, CLIENT_LIMIT, "of a core", f"telemetry{waited}", scope="timing")
 
 
 def telemetry_gaps(evidence: Evidence) -> Iterator[Guard]:
-    """Telemetry was taken all through the window."""
+    """Telemetry was taken all through the window. A window without any, beside others that have it, is a gap."""
+    watched = any(window.telemetry is not None for window in evidence.windows)
 
     def share(window: Window) -> float | None:
+        if watched and window.telemetry is None:
+            return 1.0
         figures = _figures(window)
         return figures.gap_share if figures else None
 
-    most = worst(evidence, share)
-    ok = None if most is None else most <= GAP_LIMIT
+    ok, most = worst(evidence, share, lambda most: most <= GAP_LIMIT)
     unit = "share of the window without a sample"
     yield Guard("telemetry_gaps", ok, most, GAP_LIMIT, unit, "telemetry", scope="timing")
 
@@ -64,47 +65,41 @@ def gpus(evidence: Evidence) -> Iterator[Guard]:
     ok = False if lost else True if complete else None
     said = "; ".join(lost) or ("present" if complete else None)
     yield Guard("gpu_lost", ok, said, "present", "", "NVML")
-    yield _throttle(found if complete else [])
-    yield _power_cap(evidence, found if complete else [])
-    yield _alone(found if complete else [])
+    yield _throttle(found, complete)
+    yield _power_cap(evidence, found, complete)
+    yield _alone(found, complete)
 
 
-def _told(found: list[GpuFigures], pick: Callable[[GpuFigures], object]) -> list | None:
-    """A figure of every GPU in every window; None where one of them doesn't tell it."""
-    values = [pick(gpu) for gpu in found]
-    return None if not values or any(value is None for value in values) else values
-
-
-def _throttle(found: list[GpuFigures]) -> Guard:
-    seen = _told(found, lambda gpu: gpu.throttle)
-    words = None
-    if seen is not None:
-        shares = {name: max(throttle.get(name, 0.0) for throttle in seen) for name in HELD_BACK}
-        words = [f"{HELD_BACK[name]} in {share:.0%} of the samples" for name, share in shares.items() if share > 0]
-    said = None if words is None else ", ".join(words) or "none"
-    ok = None if words is None else not words
+def _throttle(found: list[GpuFigures], complete: bool) -> Guard:
+    seen = [gpu.throttle for gpu in found if gpu.throttle is not None]
+    shares = {name: max((throttle.get(name, 0.0) for throttle in seen), default=0.0) for name in HELD_BACK}
+    words = [f"{HELD_BACK[name]} in {share:.0%} of the samples" for name, share in shares.items() if share > 0]
+    ok = _clean(words, complete and len(seen) == len(found))
+    said = ", ".join(words) or ("none" if ok else None)
     return Guard("throttle", ok, said, "none", "", "NVML clocks event reasons", scope="timing")
 
 
-def _power_cap(evidence: Evidence, found: list[GpuFigures]) -> Guard:
+def _power_cap(evidence: Evidence, found: list[GpuFigures], complete: bool) -> Guard:
     """The limit is the card's default: a claim that states no other was made under it."""
-    limits = _told(found, lambda gpu: gpu.power_limits_w or None)
     records = [gpu for window in evidence.windows if window.telemetry for gpu in window.telemetry.meta["gpus"]]
-    defaults = {gpu["uuid"]: (gpu.get("facts") or {}).get("power_limit_default_w") for gpu in records}
-    wanted = _told(found, lambda gpu: defaults.get(gpu.uuid))
+    defaults = {gpu["uuid"]: gpu.get("power_limit_default_w") for gpu in records}
+    pairs = [(gpu.power_limits_w, defaults.get(gpu.uuid)) for gpu in found]
+    told = [(limit, default) for limits, default in pairs if default is not None for limit in limits]
+    changed = sorted({limit for limit, default in told if not np.isclose(limit, default, atol=0.5, rtol=0)})
+    ok = _clean(changed, complete and all(limits and default is not None for limits, default in pairs))
+    said = None if ok is None else ", ".join(f"{limit:g}" for limit in changed or sorted({limit for limit, _ in told}))
+    limit = ", ".join(f"{default:g}" for default in sorted({default for _, default in told}))
     source = "NVML: power limit in force against the card's default"
-    if limits is None or wanted is None:
-        return Guard("power_cap", None, None, "the default limit", "W", source, scope="timing")
-    pairs = [(limit, default) for each, default in zip(limits, wanted, strict=True) for limit in each]
-    changed = sorted({limit for limit, default in pairs if not np.isclose(limit, default, atol=0.5, rtol=0)})
-    said = ", ".join(f"{limit:g}" for limit in changed or sorted({limit for limit, _ in pairs}))
-    limit = ", ".join(f"{default:g}" for default in sorted(set(wanted)))
-    return Guard("power_cap", not changed, said, limit, "W", source, scope="timing")
+    return Guard("power_cap", ok, said, limit if ok is not None else "the default limit", "W", source, scope="timing")
 
 
-def _alone(found: list[GpuFigures]) -> Guard:
-    counts = _told(found, lambda gpu: gpu.foreign)
-    most = None if counts is None else max(counts)
-    ok = None if most is None else most == 0
+def _clean(wrong: Sequence, whole: bool) -> bool | None:
+    """False where something is wrong; else True, unless part of it isn't known."""
+    return False if wrong else True if whole else None
+
+
+def _alone(found: list[GpuFigures], complete: bool) -> Guard:
+    counts = [gpu.foreign for gpu in found]
+    ok, most = held(counts if complete else [*counts, None], none)
     unit = "processes not the engine's on its GPU"
     return Guard("gpu_alone", ok, most, 0, unit, "NVML compute processes", scope="timing")

@@ -1,6 +1,6 @@
 """Room bench: what a guard says, what it voids, and which failure explains which."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
@@ -108,11 +108,33 @@ def span(window: Window) -> tuple[float, float] | None:
     return (begin, end) if end > begin else None
 
 
+def held(
+    values: Sequence[float | None], fits: Callable[[float], bool], pick: Callable[[list[float]], float] = max
+) -> tuple[bool | None, float | None]:
+    """Whether the worst of what is known fits, and that worst: (ok, observed) of a guard.
+
+    What doesn't fit is a violation, whatever isn't known beside it: then ok is False. Where what is known fits and
+    some is not known, or nothing is known, neither can be told: (None, None).
+    """
+    known = [value for value in values if value is not None and np.isfinite(value)]
+    if not known:
+        return None, None
+    most = pick(known)
+    if not fits(most):
+        return False, most
+    return (True, most) if len(known) == len(values) else (None, None)
+
+
+def none(count: float) -> bool:
+    """Fits where nothing at all may be counted."""
+    return count == 0
+
+
 def worst(
-    evidence: Evidence, figure: Callable[[Window], float | None], pick: Callable[[list[float]], float] = max
-) -> float | None:
-    """The worst of a figure over the windows; None where one of them doesn't have it."""
-    found = [figure(window) for window in evidence.windows]
-    if not found or any(value is None or not np.isfinite(value) for value in found):
-        return None
-    return pick([value for value in found if value is not None])
+    evidence: Evidence,
+    figure: Callable[[Window], float | None],
+    fits: Callable[[float], bool],
+    pick: Callable[[list[float]], float] = max,
+) -> tuple[bool | None, float | None]:
+    """Whether the worst of a figure over the windows fits, and that worst, as `held` says it."""
+    return held([figure(window) for window in evidence.windows], fits, pick)

@@ -42,13 +42,17 @@ def live_settings(evidence: Evidence) -> Iterator[Guard]:
             yield Guard(name, False, f"not recorded on boot {unrecorded}", "equal", "", "boots/<n> of the run")
             continue
         differing = [number for number, state in states if state.live != state.rendered]
-        ok = not differing if states else None
-        said = f"differs on boot {differing}" if differing else "equal" if states else None
+        beside = sorted({variable for _, state in states for variable in state.undeclared or []})
+        wrong = [f"differs on boot {differing}"] if differing else []
+        wrong += [f"set, but declared nowhere: {', '.join(beside)}"] if beside else []
+        whole = name == "live_argv" or all(state.undeclared is not None for _, state in states)
+        ok = not wrong if states else None
+        said = "; ".join(wrong) or (("equal" if whole else "declared variables equal") if states else None)
         yield Guard(name, ok, said, "equal", "", "/proc of the engine's process against the rendered spec")
 
 
 def log_proof(evidence: Evidence) -> Iterator[Guard]:
-    """The server's log says what the recipe's proof wants, and nothing it forbids."""
+    """Every measured boot's log says what the recipe's proof wants, and nothing it forbids."""
     proof = evidence.recipe.proof
     if not proof.must_log and not proof.must_not_log:
         return
@@ -57,8 +61,10 @@ def log_proof(evidence: Evidence) -> Iterator[Guard]:
     for boot in logs:
         wrong += [f"boot {boot.number} lacks {text!r}" for text in proof.must_log if text not in boot.log]
         wrong += [f"boot {boot.number} says {text!r}" for text in proof.must_not_log if text in boot.log]
-    ok = not wrong if logs else None
-    said = "; ".join(wrong) or ("as declared" if logs else None)
+    measured = {window.boot for window in evidence.windows}
+    without = [f"boot {number} has no log" for number in sorted(measured - {boot.number for boot in logs})]
+    ok = False if wrong else True if logs and not without else None
+    said = "; ".join([*wrong, *without]) or ("as declared" if ok else None)
     yield Guard("log_proof", ok, said, "as declared", "", "server log, recipe's proof")
 
 
@@ -79,9 +85,13 @@ def image_digest(evidence: Evidence) -> Iterator[Guard]:
     image = evidence.manifest.engine.image
     if image is None:
         return
-    running = [boot.image for boot in evidence.manifest.boots]
-    ok = None if not running or image.id is None or None in running else set(running) == {image.id}
-    said = ", ".join(sorted({str(each) for each in running})) if ok is not None else None
+    running = {boot.boot: boot.image for boot in evidence.manifest.boots}
+    known = {each for each in running.values() if each is not None}
+    measured = {window.boot for window in evidence.windows}
+    whole = bool(known) and None not in running.values() and measured <= running.keys()
+    other = image.id is not None and bool(known - {image.id})
+    ok = False if other else True if whole and image.id is not None else None
+    said = ", ".join(sorted(known)) if ok is not None else None
     source = f"the containers' image against {image.reference or 'the record'}"
     yield Guard("image_digest", ok, said, image.id or "the pinned image", "", source)
 
@@ -96,6 +106,6 @@ def uninterrupted(evidence: Evidence) -> Iterator[Guard]:
         if len({host.get(name) for host in known}) > 1
         for name in [label]
     ]
-    ok = None if not hosts or len(known) < len(hosts) else not changed
+    ok = False if changed else True if hosts and len(known) == len(hosts) else None
     said = f"restarted: {', '.join(changed)}" if changed else "no restart" if ok else None
     yield Guard("uninterrupted", ok, said, "no restart", "", "boot id of the kernel, start of dockerd, a window")

@@ -6,7 +6,7 @@ import numpy as np
 
 from bench.analyse import succeeded
 from bench.evidence import Evidence, Window
-from bench.guards.guard import Guard, worst
+from bench.guards.guard import Guard, none, worst
 from bench.saturation import dispatch_share
 
 STRAGGLER_LIMIT = 2.0
@@ -17,8 +17,8 @@ DISPATCH_LIMIT = 0.05
 def completed(evidence: Evidence) -> Iterator[Guard]:
     """Every request succeeded: the client exits with 0 when all of them failed."""
     wanted = evidence.recipe.benchmark.prompts
-    least = worst(evidence, lambda window: float(succeeded(window.arrays).sum()), min)
-    yield Guard("completed", None if least is None else least == wanted, least, wanted, "requests", "load client")
+    ok, least = worst(evidence, lambda window: float(succeeded(window.arrays).sum()), lambda got: got == wanted, min)
+    yield Guard("completed", ok, least, wanted, "requests", "load client")
 
 
 def no_errors(evidence: Evidence) -> Iterator[Guard]:
@@ -32,8 +32,7 @@ def no_errors(evidence: Evidence) -> Iterator[Guard]:
 def output_lengths(evidence: Evidence) -> Iterator[Guard]:
     """Every output has the length that was asked for."""
     wanted = evidence.recipe.benchmark.output_len
-    wrong = worst(evidence, lambda window: float((window.arrays["output_tokens"] != wanted).sum()))
-    ok = None if wrong is None else wrong == 0
+    ok, wrong = worst(evidence, lambda window: float((window.arrays["output_tokens"] != wanted).sum()), none)
     yield Guard("output_lengths", ok, wrong, 0, f"requests not of {wanted} tokens", "usage.completion_tokens")
 
 
@@ -44,8 +43,7 @@ def straggler(evidence: Evidence) -> Iterator[Guard]:
         e2e = window.arrays["e2e_s"][succeeded(window.arrays)]
         return float(e2e.max() / np.median(e2e)) if len(e2e) else None
 
-    most = worst(evidence, ratio)
-    ok = None if most is None else most <= STRAGGLER_LIMIT
+    ok, most = worst(evidence, ratio, lambda most: most <= STRAGGLER_LIMIT)
     yield Guard("straggler", ok, most, STRAGGLER_LIMIT, "longest E2E ÷ median", "load client", scope="timing")
 
 
@@ -56,14 +54,16 @@ def degenerate_text(evidence: Evidence) -> Iterator[Guard]:
         looping = window.arrays.get("looping")
         return float(looping.mean()) if looping is not None and len(looping) else None
 
-    most = worst(evidence, share)
-    ok = None if most is None else most <= LOOP_LIMIT
+    ok, most = worst(evidence, share, lambda most: most <= LOOP_LIMIT)
     yield Guard("degenerate_text", ok, most, LOOP_LIMIT, "share of outputs that loop", "load client's texts")
 
 
 def dispatch_delay(evidence: Evidence) -> Iterator[Guard]:
     """A stream's next request leaves soon after the one before it ended: else the client is the limit."""
-    most = worst(evidence, lambda window: dispatch_share(window.arrays) if len(window.arrays["start_s"]) else None)
-    ok = None if most is None else most <= DISPATCH_LIMIT
+
+    def share(window: Window) -> float | None:
+        return dispatch_share(window.arrays) if len(window.arrays["start_s"]) else None
+
+    ok, most = worst(evidence, share, lambda most: most <= DISPATCH_LIMIT)
     source = "load client: mean from a stream's end to its next start"
     yield Guard("dispatch_delay", ok, most, DISPATCH_LIMIT, "share of the median TTFT", source, scope="timing")

@@ -7,7 +7,7 @@ import numpy as np
 from bench.analyse import analyse_window
 from bench.counters import Series, acceptance_length, falls, mean_e2e_s, prefix_hit_share
 from bench.evidence import Evidence, Window
-from bench.guards.guard import Guard, Scope, span, worst
+from bench.guards.guard import Guard, Scope, none, span, worst
 from recipes.schema import Claim
 
 GENERATION_LIMIT = 0.005
@@ -32,11 +32,10 @@ def finish_counters(evidence: Evidence) -> Iterator[Guard]:
     """A stream that ends in an error event counts as success in the client: the server knows better."""
     wanted = evidence.recipe.benchmark.prompts
     name = "request_success_total{finished_reason=length}"
-    least = worst(evidence, lambda window: _count(window, name), min)
-    if evidence.manifest.schema_ >= 2 and least == wanted:  # more than asked is somebody else's traffic
-        least = worst(evidence, lambda window: _count(window, name), max)
-    ok = None if least is None else least == wanted
-    yield Guard("finish_counters", ok, least, wanted, "requests", f"vllm:{name}")
+    ok, found = worst(evidence, lambda window: _count(window, name), lambda count: count == wanted, min)
+    if evidence.manifest.schema_ >= 2 and ok is not False:  # more than asked is somebody else's traffic
+        ok, found = worst(evidence, lambda window: _count(window, name), lambda count: count == wanted, max)
+    yield Guard("finish_counters", ok, found, wanted, "requests", f"vllm:{name}")
 
 
 def generation_tokens(evidence: Evidence) -> Iterator[Guard]:
@@ -47,8 +46,7 @@ def generation_tokens(evidence: Evidence) -> Iterator[Guard]:
         client = float(window.arrays["output_tokens"].sum())
         return None if counted is None else abs(counted - client) / max(client, 1)
 
-    most = worst(evidence, gap)
-    ok = None if most is None else most <= GENERATION_LIMIT
+    ok, most = worst(evidence, gap, lambda most: most <= GENERATION_LIMIT)
     unit = "share the server's count is off"
     yield Guard("generation_tokens", ok, most, GENERATION_LIMIT, unit, "vllm:generation_tokens_total")
 
@@ -57,22 +55,23 @@ def prompt_tokens(evidence: Evidence) -> Iterator[Guard]:
     """The server counted the prompt tokens that were asked, to the token."""
     load = evidence.recipe.benchmark
     wanted = load.input_len * load.prompts
-    off = worst(evidence, lambda window: _off(_count(window, "prompt_tokens_total"), wanted))
-    ok = None if off is None else off == 0
+    ok, off = worst(evidence, lambda window: _off(_count(window, "prompt_tokens_total"), wanted), none)
     yield Guard("prompt_tokens", ok, off, 0, f"tokens off {wanted}", "vllm:prompt_tokens_total")
 
 
 def prefix_hits(evidence: Evidence) -> Iterator[Guard]:
     """Prompts were computed, not found in the prefix cache."""
-    most = worst(evidence, lambda window: None if window.counted is None else prefix_hit_share(window.counted))
-    ok = None if most is None else most <= PREFIX_HITS_LIMIT
+
+    def share(window: Window) -> float | None:
+        return None if window.counted is None else prefix_hit_share(window.counted)
+
+    ok, most = worst(evidence, share, lambda most: most <= PREFIX_HITS_LIMIT)
     yield Guard("prefix_hits", ok, most, PREFIX_HITS_LIMIT, "share of queries", "vllm:prefix_cache_hits_total")
 
 
 def preemptions(evidence: Evidence) -> Iterator[Guard]:
     """No request lost its place and was computed twice."""
-    most = worst(evidence, lambda window: _count(window, "num_preemptions_total"))
-    ok = None if most is None else most == 0
+    ok, most = worst(evidence, lambda window: _count(window, "num_preemptions_total"), none)
     yield Guard("preemptions", ok, most, 0, "preemptions", "vllm:num_preemptions_total")
 
 
@@ -85,24 +84,27 @@ def same_server(evidence: Evidence) -> Iterator[Guard]:
         course = falls(window.series) if window.series is not None else 0
         return float(max(course, sum(value < 0 for value in window.counted.values())))
 
-    most = worst(evidence, fallen)
-    yield Guard("same_server", None if most is None else most == 0, most, 0, "counters that fell", "/metrics")
+    ok, most = worst(evidence, fallen, none)
+    yield Guard("same_server", ok, most, 0, "counters that fell", "/metrics")
 
 
 def counter_gaps(evidence: Evidence) -> Iterator[Guard]:
     """The server's counters could be read all through the window, at its end too.
 
-    A last look that is missing voids the run: nothing was counted. Gaps before it void what was timed.
+    A last look that is missing voids the run: nothing was counted. Gaps before it void what was timed. A window
+    without any look, beside others that have them, is a gap too.
     """
+    watched = any(window.series is not None for window in evidence.windows)
 
     def share(window: Window) -> float | None:
         bounds = span(window)
-        if window.record is None or window.series is None or bounds is None:
+        if not watched or bounds is None:
             return None
-        return 1.0 if window.record.after is None else _uncovered(window.series, *bounds)
+        if window.record is None or window.series is None or window.record.after is None:
+            return 1.0
+        return _uncovered(window.series, *bounds)
 
-    most = worst(evidence, share)
-    ok = None if most is None else most <= GAP_LIMIT
+    ok, most = worst(evidence, share, lambda most: most <= GAP_LIMIT)
     counted = all(window.record is not None and window.record.after is not None for window in evidence.windows)
     scope: Scope = "timing" if ok is False and counted else "run"
     unit = "share of the window without a look"
@@ -161,8 +163,7 @@ def peak(evidence: Evidence) -> Iterator[Guard]:
         rates = np.diff(tokens) / np.maximum(np.diff(times), 1e-9)
         return float(rates.max() / mean)
 
-    least = worst(evidence, ratio, min)
-    ok = None if least is None else least >= PEAK_LIMIT
+    ok, least = worst(evidence, ratio, lambda least: least >= PEAK_LIMIT, min)
     source = "vllm:generation_tokens_total at 1 Hz against the load client"
     yield Guard("peak", ok, least, PEAK_LIMIT, "server's peak rate ÷ client's mean rate", source, scope="timing")
 
@@ -185,7 +186,6 @@ def little(evidence: Evidence) -> Iterator[Guard]:
         in_flight = result.steady / result.little * concurrency * served / result.mean_e2e_s
         return abs(in_flight - result.n_eff) / result.n_eff
 
-    most = worst(evidence, off)
-    ok = None if most is None else most <= LITTLE_LIMIT
+    ok, most = worst(evidence, off, lambda most: most <= LITTLE_LIMIT)
     source = "load client; vllm:e2e_request_latency_seconds"
     yield Guard("little", ok, most, LITTLE_LIMIT, "share of the streams it is off", source, scope="timing")

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from bench.evidence import Evidence, read_evidence
+from bench.floors import known_floor
 from bench.guards import Guard, in_words, run_guards
 from bench.ladder.combine import combine, incomparable
 from bench.ladder.journal import RUNS, Boot
@@ -241,8 +242,9 @@ def _figures(verdict: dict, runs: RungRuns, used: list[Measured]) -> dict:
 
 
 def floors_of(runs: RungRuns) -> dict[str, float]:
-    """The noise floors that a rung's runs knew, relative, by metric."""
-    record = runs.counting[0].evidence.machine.noise_floor if runs.counting else None
+    """The noise floors that a rung's boots, all of them, knew of this very rung, load and card; relative, by metric."""
+    records = [known_floor(each.evidence)[0] for each in runs.counting]
+    record = records[0] if records and all(each == records[0] for each in records) else None
     known = {name: noise.relative for name, noise in record.metrics.items()} if record else {}
     return known | ({"output_tok_s": known["output_tok_s_steady"]} if "output_tok_s_steady" in known else {})
 

@@ -21,7 +21,7 @@ REMEDIES = {
     "same_server": f"the engine was restarted inside a window: {ENGINE_LOG}",
     "engine_version": "serve the version the recipe pins, or name this one under engine.substitutes",
     "live_argv": OTHER_SETTINGS,
-    "live_env": OTHER_SETTINGS,
+    "live_env": f"{OTHER_SETTINGS}; what a service or an image sets beside it: declare it (engine.env)",
     "log_proof": f"a setting had no effect: {ENGINE_LOG}",
     "quality_complete": ENGINE_LOG,
     "image_digest": "the container had another image than the lock: ./inv build --recipe R, or ./inv image.load",

@@ -20,6 +20,7 @@ MEANINGS = {
     "MEASURED": "nothing was claimed; the figures are this machine's own",
     "NOT_REPRODUCED": "a judged claim does not hold on this machine",
     "INVALID": "the run proves nothing; no figure may be taken from it",
+    "INVALID timing": "nothing timed may be taken from this run; claims that need no clock stand",
     "INCONCLUSIVE": "the evidence does not decide",
     "NOT_COMPARABLE": "the claim is about another machine, model or engine",
     "EXCEEDED": "better than claimed: a finding to explain, not a pass",
@@ -32,13 +33,21 @@ def print_verdict(verdict: dict, console: Console) -> None:
     imported = verdict["setting"].get("imported")
     where = verdict["setting"]["url"] or ("a file of somebody's client" if imported else verdict["machine"])
     console.print()
-    console.print(Text(state, style=COLOURS[state]), printable(f"{verdict['recipe']} on {where}: {MEANINGS[state]}."))
+    console.print(
+        Text(state, style=COLOURS[state]), printable(f"{verdict['recipe']} on {where}: {MEANINGS[_meaning(verdict)]}.")
+    )
     _print_setting(verdict["setting"], verdict["boots"], verdict["windows"], console)
     _print_voids(verdict, console)
     _print_claims(verdict, console)
     _print_figures(verdict, console)
     _print_quality(verdict, console)
     _print_guards(verdict, console)
+
+
+def _meaning(verdict: dict) -> str:
+    """The key of what the verdict's state means: a run of which only the timing is void proves what needs no clock."""
+    stands = any(claim["state"] != "INVALID" for claim in verdict["claims"])
+    return "INVALID timing" if verdict["state"] == "INVALID" and stands else verdict["state"]
 
 
 def _print_setting(setting: dict, boots: int, windows: int, console: Console) -> None:
@@ -48,7 +57,7 @@ def _print_setting(setting: dict, boots: int, windows: int, console: Console) ->
         how = f"{load['concurrency']} streams, {load['prompts']} prompts, temperature {load['temperature']:g}"
         console.print(f"Load: {asked}, {how}; boots {boots}, windows {windows}", markup=False)
     version = " ".join(engine["answered"]) or "of unknown version"
-    patched = f", patched: {', '.join(engine['patches'])}" if engine["patches"] else ""
+    patched = f", patched: {', '.join(str(each or '?') for each in engine['patches'])}" if engine["patches"] else ""
     console.print(f"Engine: vLLM {version} ({engine['name'] or 'not ours'}{patched})", markup=False)
     for file in (setting.get("imported") or {}).get("files", []):
         named = f"Imported: {file.get('name')}, model {file.get('model_id')}, sha256 {str(file.get('sha256'))[:16]}…"
@@ -56,7 +65,7 @@ def _print_setting(setting: dict, boots: int, windows: int, console: Console) ->
     if setting["url"] or setting.get("imported"):
         console.print("Not checked: the server's weights, types, flags, environment and machine", markup=False)
         return
-    gpus = ", ".join(machine["gpus"]) or "no GPU"
+    gpus = ", ".join(str(each or "?") for each in machine["gpus"]) or "no GPU"
     console.print(f"Machine: {machine['cpu'] or 'unknown CPU'}, {machine['cores']} cores, {gpus}", markup=False)
     if setting["model_files_that_differ"]:
         console.print(f"Model: not the recipe's: {', '.join(setting['model_files_that_differ'])} differ", markup=False)
@@ -80,7 +89,7 @@ def _print_claims(verdict: dict, console: Console) -> None:
         (
             Text(claim["state"], style=COLOURS[claim["state"]]),
             claim["id"],
-            f"{claim['published']:g} ± {claim['tolerance']:g} ({claim['status']})",
+            f"{claim['published']:g} ± {_tolerance(claim)} ({claim['status']})",
             "–" if claim["measured"] is None else f"{claim['measured']:.5g}",
             claim["reason"],
         )
@@ -92,6 +101,13 @@ def _print_claims(verdict: dict, console: Console) -> None:
     for claim in verdict["claims"]:
         if claim.get("attribution"):
             console.print(printable(f"{claim['id']}: {claim['attribution']['text']}."), markup=False)
+
+
+def _tolerance(claim: dict) -> str:
+    """The claim's tolerance, and the wider one that was used where the machine's noise floor is above it."""
+    used = claim.get("tolerance_used")
+    widened = used is not None and used > claim["tolerance"]
+    return f"{claim['tolerance']:g}" + (f", ± {used:.4g} used: the noise floor" if widened else "")
 
 
 def _print_figures(verdict: dict, console: Console) -> None:
@@ -109,7 +125,7 @@ def _print_figures(verdict: dict, console: Console) -> None:
         )
     ]
     steady = "–" if rates["steady"] is None else f"{rates['steady']:,.0f} output tok/s"
-    why = reasons.get("output_tok_s.steady", "while ≥ 98% of the streams ran")
+    why = reasons.get("output_tok_s.steady", "without the end, where streams fall idle")
     rows.append(("steady state", steady, _spread(verdict.get("ci95_steady"), why)))
     rows.append(("C × OSL / mean E2E", f"{rates['little']:,.0f} output tok/s", "needs no arrays: a cross-check"))
     rows += _more_figures(verdict)
@@ -213,12 +229,12 @@ def print_paired(first: str, second: str, differences: dict[str, dict], console:
 
 def _print_guards(verdict: dict, console: Console) -> None:
     good = [guard["id"] for guard in verdict["guards"] if guard["ok"] is True]
-    blind = [guard["id"] for guard in verdict["guards"] if guard["ok"] is None]
+    blind = [_blind(guard) for guard in verdict["guards"] if guard["ok"] is None]
     console.print()
     console.print(f"Guards passed: {', '.join(good) or 'none'}", markup=False)
     if blind:
         console.print(f"Guards that cannot check, without evidence in this run: {', '.join(blind)}", markup=False)
-    if verdict["state"] == "INVALID":
+    if MEANINGS[_meaning(verdict)] == MEANINGS["INVALID"]:
         return
     confirmed = [claim["id"] for claim in verdict["claims"] if claim["state"] == "REPRODUCED"]
     others = [claim["id"] for claim in verdict["claims"] if claim["state"] != "REPRODUCED"]
@@ -228,6 +244,11 @@ def _print_guards(verdict: dict, console: Console) -> None:
     rated = any(claim["metric"] == "output_tok_s" for claim in verdict["claims"])
     if verdict["output_tok_s"]["whole"] and not rated:
         console.print("Throughput is reported, not judged: the recipe claims none.", markup=False)
+
+
+def _blind(guard: dict) -> str:
+    """A guard that can't check, with what it lacks where it says so."""
+    return printable(f"{guard['id']} ({guard['observed']})" if guard["observed"] else guard["id"])
 
 
 def _number(value: object) -> str:

@@ -213,7 +213,7 @@ class Sampler:
                 "ended_s": ended_s,
                 "gaps": gaps(self._times, self._started_s, ended_s, self._rate_hz),
                 "no_gpu": self._no_gpu,
-                "gpus": [_gpu_record(gpu) for gpu in self._gpus],
+                "gpus": [gpu_record(gpu.device, gpu.values, gpu.errors, gpu.lost_s) for gpu in self._gpus],
                 "processes": [
                     {"role": each.role, "index": each.index, "pid": each.pid, "name": each.name}
                     for each in self._processes.values()
@@ -253,15 +253,12 @@ def gaps(times: Sequence[float], started_s: float, ended_s: float, rate_hz: floa
     ]
 
 
-def _gpu_record(gpu: _Gpu) -> dict:
+def gpu_record(
+    device: Device, values: dict[str, list[float]], errors: dict[str, dict[str, int]], lost_s: float | None
+) -> dict:
+    """What `meta` says of a GPU: its UUID and its facts side by side, what it lacks and why, when it was lost (s)."""
     lacks = {}
-    for name, errors in gpu.errors.items():
-        if not any(math.isfinite(value) for value in gpu.values[name]):
-            lacks[name] = max(errors, key=lambda error: errors[error])
-    return {
-        "uuid": gpu.device.uuid,
-        **gpu.device.facts,
-        "lacks": lacks,
-        "errors": gpu.errors,
-        "lost_s": gpu.lost_s,
-    }
+    for name, counts in errors.items():
+        if not any(math.isfinite(value) for value in values[name]):
+            lacks[name] = max(counts, key=lambda error: counts[error])
+    return {"uuid": device.uuid, **device.facts, "lacks": lacks, "errors": errors, "lost_s": lost_s}

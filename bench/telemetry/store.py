@@ -35,6 +35,7 @@ META_KEYS = {
     "kept_every": int,
     "stuck": bool,
 }
+GPU_NUMBERS = ("lost_s", "power_limit_default_w")
 
 
 @dataclass(frozen=True)
@@ -120,8 +121,9 @@ def _check(arrays: dict[str, np.ndarray], meta: dict) -> None:
     for gpu in meta["gpus"]:
         if not isinstance(gpu.get("uuid"), str) or not isinstance(gpu.get("lacks"), dict):
             raise ValueError("meta: a GPU has no uuid")
-        if not isinstance(gpu.get("lost_s"), int | float | None):
-            raise ValueError("meta: lost_s is no time")
+        wrong = [name for name in GPU_NUMBERS if not isinstance(gpu.get(name), int | float | None)]
+        if wrong:
+            raise ValueError(f"meta: {wrong[0]} is no number")
     for gap in meta["gaps"]:
         if not (len(gap) == 2 and all(isinstance(edge, int | float) for edge in gap)):
             raise ValueError("meta: a gap has no two edges")

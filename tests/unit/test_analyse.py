@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.analyse import analyse_window, chunk_spans, latencies_ms, timeline
+from bench.analyse import analyse_window, chunk_spans, latencies_ms, steady_bounds, timeline
 from bench.counters import acceptance_length, difference, parse_counters
 from bench.load import compact
 from tests.runs import closed_loop
@@ -252,3 +252,12 @@ def test_the_client_s_detailed_file_becomes_arrays_and_its_lying_fields_stay_beh
     assert arrays["gaps_us"].tolist() == [100_000, 200_000]
     assert arrays["error"].tolist() == ["", "ConnectionError: refused"]
     assert "max_output_tokens_per_s" not in arrays
+
+
+def test_the_steady_window_has_the_first_wave_s_prefill_in_it_and_not_the_end_where_streams_fall_idle():
+    index = np.arange(80)
+    e2e = 0.36 + 0.02 * (index % 8)  # streams that drift apart, and fall idle one by one
+    arrays = {**closed_loop(8, 80, 32, 0.01), "start_s": 1000 + index // 8 * (e2e + 1e-7), "e2e_s": e2e}
+    begin, end = steady_bounds(arrays, 8)
+    assert begin == arrays["start_s"].min()
+    assert end == pytest.approx(1000 + 10 * e2e.min(), abs=1e-5) and end < (arrays["start_s"] + e2e).max()

@@ -13,7 +13,7 @@ from bench.runfolder import seal_faults
 from bench.verdict import EXIT_CODES, judge, write_verdict
 from images.errors import Problem, RunProblem, UsageProblem
 from recipes.load import load_recipe
-from tests.runs import closed_loop, recipe, write_run
+from tests.runs import GOOD_GPU, closed_loop, recipe, telemetry, write_run
 from tests.unit.test_verdict import LONG, boots_at, claim
 
 RECIPE = "micro/mtp1"
@@ -210,14 +210,24 @@ def test_csv_has_a_row_a_window_with_the_verdict_s_figures_and_status(tmp_path: 
 def test_inferencex_s_row_is_in_seconds_a_gpu_with_the_status_beside_it(tmp_path: Path):
     claims = [claim("output_tok_s", 1000, 30, "cpu-x86-64")]
     subject = recipe(claims=claims, benchmark={**LONG, "boots": 3})
-    run = write_run(tmp_path / "run", subject, boots=boots_at(1000.0, 1001.0, 1002.0), machine={"gpus": [{}, {}]})
+    boots = boots_at(1000.0, 1001.0, 1002.0)
+    card, display = {"uuid": "GPU-made", "name": "GB300"}, {"uuid": "GPU-display", "name": "RTX PRO"}
+    watched = telemetry(boots[0][0], gpu=GOOD_GPU)
+    run = write_run(tmp_path / "run", subject, boots=boots, machine={"gpus": [card, display]}, seen=watched)
     row = json.loads(exported(tmp_path, "inferencex", run)[0].read_text())
     verdict = judge(read_evidence(run))
-    assert row["output_tput_per_gpu"] == pytest.approx(verdict["output_tok_s"]["whole"] / 2)
+    assert row["output_tput_per_gpu"] == pytest.approx(verdict["output_tok_s"]["whole"])
+    assert row["tp"] == 1, "the display's card serves nothing"
     assert row["p95_e2el"] == pytest.approx(verdict["latency_ms"]["e2e"]["p95"] / 1e3)
     assert row["median_intvty"] == pytest.approx(1 / row["median_tpot"])
     assert "power_valid" not in row and row["joules_per_output_token"] is None
     assert row["station_recipes"]["claims"][0]["state"] == "REPRODUCED"
+
+
+def test_inferencex_s_row_of_a_run_without_a_gpu_has_no_figure_a_gpu(tmp_path: Path):
+    row = json.loads(exported(tmp_path, "inferencex", write_run(tmp_path / "run", recipe()))[0].read_text())
+    assert {row[name] for name in ("tp", "output_tput_per_gpu", "input_tput_per_gpu", "tput_per_gpu")} == {None}
+    assert row["median_ttft"] > 0
 
 
 def test_an_unknown_form_and_a_place_that_cannot_be_written_are_said(tmp_path: Path):

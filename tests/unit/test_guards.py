@@ -14,10 +14,13 @@ from bench.continuity import host_identity
 from bench.evidence import read_evidence
 from bench.guards import in_words, roots, run_guards
 from bench.loops import is_loop
+from bench.record import environment_record
 from bench.report.remedies import REMEDIES
 from bench.report.text import print_verdict
-from bench.runfolder import seal, window_folder
+from bench.runfolder import dump_json, seal, window_folder
 from bench.verdict import judge
+from recipes.run.jit import FOLDERS
+from recipes.spec import CACHE_ENV, ServingSpec
 from tests.runs import GOOD_GPU, claim, closed_loop, counters, recipe, telemetry, write_run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -80,6 +83,100 @@ def test_what_voids_a_number_beside_the_engine_is_named_by_its_own_guard(tmp_pat
     found = run_guards(read_evidence(write_run(tmp_path / "run", recipe(), **arguments)))
     assert {root.id for root in roots(found)} == expected
     assert not [guard.id for guard in found if guard.ok is None], "all evidence is there: every guard can tell"
+
+
+OF_THE_ENGINE = {
+    f"{name}: {value}": ({"counted": {**counters(recipe()), "after": {**counters(recipe())["after"], name: 7.0 + value}}}, {guard})
+    for name, value, guard in (
+        ("request_success_total{finished_reason=length}", 79, "finish_counters"),
+        ("generation_tokens_total", 2600, "generation_tokens"),
+        ("prompt_tokens_total", 80 * 64 + 1, "prompt_tokens"),
+        ("num_preemptions_total", 2, "preemptions"),
+    )
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", [name for name, (_, found) in {**FAULTS, **OF_THE_ENGINE}.items() if found])
+def test_what_one_window_proves_stands_where_another_window_has_no_evidence(tmp_path: Path, fault: str):
+    arguments, expected = {**FAULTS, **OF_THE_ENGINE}[fault]
+    first = arguments.get("boots", [[GOOD]])[0]
+    subject = recipe(benchmark={"windows": 2})
+    run = write_run(tmp_path / "run", subject, **{**arguments, "boots": [[*first, GOOD]]})
+    for name in ("telemetry.npz", "counters.json"):
+        (window_folder(run, 1, 2) / name).unlink()
+    seal(run)
+    found = {guard.id: guard for guard in run_guards(read_evidence(run))}
+    assert expected <= {guard.id for guard in found.values() if guard.failed}
+    for gap in ("telemetry_gaps", "counter_gaps"):
+        assert found[gap].failed and found[gap].observed == 1.0, "a window that nobody watched is a gap"
+
+
+def test_a_window_without_evidence_keeps_a_guard_from_passing(tmp_path: Path):
+    run = write_run(tmp_path / "run", recipe(benchmark={"windows": 2}), **on_gpu())
+    for name in ("telemetry.npz", "counters.json"):
+        (window_folder(run, 1, 2) / name).unlink()
+    seal(run)
+    found = {guard.id: guard for guard in run_guards(read_evidence(run))}
+    unsure = ("prompt_tokens", "preemptions", "uninterrupted", "client_saturation", "gpu_lost", "throttle", "power_cap")
+    for name in unsure:
+        assert (found[name].ok, found[name].observed) == (None, None), name
+
+
+def test_of_two_gpus_the_one_that_tells_is_judged_though_the_other_tells_nothing(tmp_path: Path):
+    made = telemetry(GOOD, gpu={**GOOD_GPU, "gpu_throttle_bits": float(0x40), "gpu_power_limit_w": 500.0})
+    both = {
+        name: np.hstack([values, np.full_like(values, np.nan)]) if name.startswith("gpu_") else values
+        for name, values in made.arrays.items()
+    }
+    card = {**made.meta["gpus"][0], "uuid": "GPU-blind", "power_limit_default_w": None}
+    two = replace(made, meta={**made.meta, "gpus": [*made.meta["gpus"], card]}, arrays=both)
+    found = {guard.id: guard for guard in run_guards(read_evidence(write_run(tmp_path / "run", recipe(), seen=two)))}
+    assert [found[name].ok for name in ("throttle", "power_cap", "gpu_alone")] == [False, False, None]
+
+
+def test_every_published_run_that_watched_a_gpu_has_its_power_limit_checked():
+    checked = 0
+    for file in sorted((ROOT / "results").rglob("recipe.yaml")):
+        evidence = read_evidence(file.parent)
+        gpus = {gpu["uuid"] for window in evidence.windows if window.telemetry for gpu in window.telemetry.meta["gpus"]}
+        if gpus and evidence.manifest.schema_ >= 2:
+            found = {guard.id: guard for guard in run_guards(evidence)}["power_cap"]
+            assert found.ok is True and float(found.limit) > 0, file
+            checked += 1
+    assert checked >= 5
+
+
+SPEC = ServingSpec("test/base", ("serve",), {"OMP_NUM_THREADS": "2"}, "127.0.0.1", 1, "m", None, 1, 1, "VLLM_API_KEY")
+OURS = {**CACHE_ENV, **dict.fromkeys(FOLDERS, "x"), "CUDA_HOME": "x", "PATH": "x", "VLLM_API_KEY": "secret"}
+
+
+@pytest.mark.parametrize(
+    ("beside", "said", "ok"),
+    [
+        ({}, "equal", True),
+        ({"LANG": "C", "MY_OWN": "1"}, "equal", True),
+        ({"VLLM_USE_TRITON_SAMPLER": "s3cret"}, "set, but declared nowhere: VLLM_USE_TRITON_SAMPLER", False),
+        (
+            {"NCCL_P2P_DISABLE": "1", "OMP_PROC_BIND": "true"},
+            "declared nowhere: NCCL_P2P_DISABLE, OMP_PROC_BIND",
+            False,
+        ),
+    ],
+)
+def test_a_variable_that_an_engine_reads_and_nobody_declared_voids_the_run(tmp_path: Path, beside: dict, said: str, ok):
+    record = environment_record(SPEC, {**OURS, **SPEC.env, **beside})
+    run = write_run(tmp_path / "run", recipe())
+    (run / "boots/1/env.json").write_text(dump_json(record))
+    seal(run)
+    found = {guard.id: guard for guard in run_guards(read_evidence(run))}["live_env"]
+    assert found.ok is ok and found.observed.endswith(said)
+    assert "s3cret" not in json.dumps(record) and "secret" not in json.dumps(record)
+
+
+def test_a_run_that_looked_at_declared_variables_only_says_no_more_than_that(tmp_path: Path):
+    run = write_run(tmp_path / "run", recipe())
+    found = {guard.id: guard for guard in run_guards(read_evidence(run))}
+    assert found["live_env"].observed == "declared variables equal" and found["live_argv"].observed == "equal"
 
 
 @pytest.mark.parametrize(("what", "said"), [("boot", "the machine"), ("dockerd", "dockerd")])
@@ -145,6 +242,20 @@ def test_a_straggler_voids_what_was_timed_and_nothing_else(tmp_path: Path):
         assert verdict["acceptance_length"] == 1.8
         states = {row["id"]: row["state"] for row in verdict["claims"]}
         assert states.get("output_tok_s", "INVALID") == "INVALID"
+        sink = io.StringIO()
+        print_verdict(verdict, Console(file=sink, width=300))
+        if rate in claims:
+            assert "INVALID" in sink.getvalue() and "claims that need no clock stand" in sink.getvalue()
+            assert "Confirmed: acceptance_length." in sink.getvalue() and "proves nothing" not in sink.getvalue()
+        assert ("proves nothing" in sink.getvalue()) is (not claims)
+
+
+def test_of_a_run_that_is_void_as_a_whole_nothing_is_said_to_stand(tmp_path: Path):
+    subject = recipe(claims=[claim("acceptance_length", 1.8, 0.05), claim("output_tok_s", 700, 30, "cpu-x86-64")])
+    run = write_run(tmp_path / "run", subject, counted=counters(subject, 80, 100), live_argv=["another"])
+    sink = io.StringIO()
+    print_verdict(judge(read_evidence(run)), Console(file=sink, width=300))
+    assert "the run proves nothing" in sink.getvalue() and "Confirmed" not in sink.getvalue()
 
 
 def test_a_course_with_gaps_leaves_what_first_and_last_look_count_and_without_a_last_look_nothing_counts(

@@ -29,24 +29,39 @@ def a_run(folder: Path, *rates: float, machine: dict = HERE, manifest: dict = EN
 def test_an_a_a_run_s_scatter_becomes_the_floor_of_later_runs(tmp_path: Path):
     run = a_run(tmp_path / "aa", 1000, 1010, 990, 1005, 995)
     record, file = noise.learn(run, tmp_path / "state")
-    assert file == tmp_path / "state/noise/cpu-x86-64/e1/test.json"
+    assert file == tmp_path / "state/noise/cpu-x86-64/e1/test/base.json"
     floor = record["metrics"]["output_tok_s"]
     assert floor["relative"] == pytest.approx(noise_floor(floor["values"]))
     assert floor["relative"] == pytest.approx(2.776 * 0.00791 * (1 + 1 / 5) ** 0.5, rel=0.01)
 
-    machine = noise.with_noise_floor({**HERE, "reasons": {}}, "e1", "test", tmp_path / "state")
     later = recipe(claims=[claim("output_tok_s", 1000, 10, "cpu-x86-64")], benchmark={**LONG, "boots": 3})
+    machine = noise.with_noise_floor({**HERE, "reasons": {}}, "e1", later, tmp_path / "state")
     run = write_run(tmp_path / "later", later, boots=boots_at(999, 1000, 1001), machine=machine, manifest=ENGINE)
     row = judge(read_evidence(run))["claims"][0]
     assert row["tolerance_used"] == row["noise_floor"] > row["tolerance"] == 10
 
 
-def test_a_run_knows_only_the_floor_of_its_own_machine_engine_and_family(tmp_path: Path):
+OTHERS = {
+    "slug": ({"slug": "h200"}, "e1", {}, "no A/A run"),
+    "engine": ({}, "e2", {}, "no A/A run"),
+    "rung": ({}, "e1", {"id": "test/mtp1"}, "no A/A run"),
+    "load": ({}, "e1", {"benchmark": {**LONG, "concurrency": 4}}, "another load"),
+    "CPU": ({"cpu": {"model": "another CPU", "cores": 2}}, "e1", {}, "another hardware"),
+    "card": ({"gpus": [{"uuid": "GPU-other"}]}, "e1", {}, "another hardware"),
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_a_run_knows_only_the_floor_of_its_own_machine_engine_rung_load_and_card(tmp_path: Path, other: str):
     noise.learn(a_run(tmp_path / "aa", 1000, 1010, 990), tmp_path / "state")
-    for slug, engine, family in (("h200", "e1", "test"), ("cpu-x86-64", "e2", "test"), ("cpu-x86-64", "e1", "micro")):
-        machine = noise.with_noise_floor({"slug": slug, "reasons": {}}, engine, family, tmp_path / "state")
-        assert machine["noise_floor"] is None and "./inv noise" in machine["reasons"]["noise_floor"]
-    assert noise.with_noise_floor(HERE, None, "test", tmp_path / "state")["noise_floor"] is None
+    facts, engine, changes, said = OTHERS[other]
+    subject = recipe(**{"benchmark": LONG, **changes})
+    machine = noise.with_noise_floor({**HERE, "reasons": {}, **facts}, engine, subject, tmp_path / "state")
+    why = machine["reasons"]["noise_floor"]
+    assert machine["noise_floor"] is None and said in why and f"./inv noise --recipe {subject.id}" in why
+    same = noise.with_noise_floor({**HERE, "reasons": {}}, "e1", recipe(benchmark=LONG), tmp_path / "state")
+    assert same["noise_floor"] and "noise_floor" not in same["reasons"]
+    assert noise.with_noise_floor(HERE, None, subject, tmp_path / "state")["noise_floor"] is None
 
 
 def test_a_floor_that_cannot_be_stored_is_a_fault_and_a_run_that_cannot_tell_is_invalid(tmp_path: Path, monkeypatch):
@@ -75,10 +90,10 @@ def test_whatever_serves_a_recipe_takes_the_gpu_and_the_engine_s_interpreter(inv
 
 
 def test_a_floor_that_cannot_be_read_is_said_and_not_used(tmp_path: Path):
-    file = noise.noise_file("cpu-x86-64", "e1", "test", tmp_path)
+    file = noise.noise_file("cpu-x86-64", "e1", "test/base", tmp_path)
     for text in ("{", "[]", dump_json({"machine": "cpu-x86-64"})):
         write_text(file, text)
-        machine = noise.with_noise_floor({**HERE, "reasons": {}}, "e1", "test", tmp_path)
+        machine = noise.with_noise_floor({**HERE, "reasons": {}}, "e1", recipe(), tmp_path)
         assert machine["noise_floor"] is None and "can't be read" in machine["reasons"]["noise_floor"]
         assert noise.stored_floors(tmp_path) == []
 

@@ -1,15 +1,24 @@
 """What a run's evidence says: guards, states, exit codes, and the same bytes every time."""
 
+import io
 import json
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
+from pydantic import ValidationError
+from rich.console import Console
 
+from bench import verdict as verdict_module
+from bench.attribution import claimed_factors
 from bench.evidence import read_evidence
+from bench.exchange import export
+from bench.floors import hardware_of, load_of
 from bench.guards import run_guards
+from bench.report.text import print_verdict
 from bench.runfolder import dump_json, seal, window_folder
 from bench.verdict import EXIT_CODES, judge, write_verdict
-from images.errors import Problem
+from images.errors import Problem, RunProblem
 from tests.runs import MODEL_FILES, claim, closed_loop, counters, recipe, write_run
 
 
@@ -181,39 +190,75 @@ def test_without_a_steady_window_a_rate_is_not_judged_and_the_reason_is_given(tm
     assert said in verdict["reasons"]["output_tok_s.steady"]
 
 
-def test_an_inconclusive_interval_says_how_many_more_boots_would_decide(tmp_path: Path):
-    row = judged_rates(tmp_path / "run", boots_at(970.0, 1000.0, 1030.0))["claims"][0]
-    assert row["state"] == "INCONCLUSIVE" and row["more_boots"] == 7
-    assert "about 7 more boot(s), 10 in all" in row["reason"]
+@pytest.mark.parametrize(
+    ("rates", "more", "said"),
+    [
+        ((975.0, 1004.0, 1033.0), 10, "if mean and scatter stay, a new run with --boots 13 would decide, 4 times in 5"),
+        ((940.0, 1004.0, 1068.0), 52, "55 boots would decide, 4 times in 5: more than the 20 of one run"),
+    ],
+)
+def test_an_inconclusive_interval_names_the_run_that_would_decide(tmp_path: Path, rates: tuple, more: int, said: str):
+    row = judged_rates(tmp_path / "run", boots_at(*rates))["claims"][0]
+    assert row["state"] == "INCONCLUSIVE"
+    assert said in row["reason"] and row["more_boots"] == more
 
 
-def noisy_machine(relative: float, **other: str) -> dict:
+HARDWARE = {"cpu": {"model": "a CPU", "cores": 2}, "gpus": [{"uuid": "GPU-1", "name": "a card"}]}
+
+
+def noisy_machine(relative: float, **other: object) -> dict:
     metrics = {"output_tok_s": {"relative": relative, "relative_sd": relative / 5}}
-    names = {"machine": "cpu-x86-64", "engine": "e1", "family": "test", **other}
-    return {"noise_floor": {**names, "run": "an A/A run", "boots": 5, "metrics": metrics}}
+    names = {"machine": "cpu-x86-64", "engine": "e1", "recipe": "test/base", "run": "an A/A run", "boots": 5}
+    names |= {"load": load_of(recipe(benchmark=LONG).benchmark), "hardware": hardware_of(HARDWARE), **other}
+    return {**HARDWARE, "noise_floor": {**names, "metrics": metrics}}
 
 
 ENGINE = {"engine": {"answered": ["0.32.0"], "identity": "e1"}}
 
 
 @pytest.mark.parametrize(
-    ("floor", "state", "used"), [(0.01, "NOT_REPRODUCED", 30), (0.055, "REPRODUCED", 55), (0.06, "INCONCLUSIVE", 60)]
+    ("floor", "rate", "state", "used"),
+    [
+        (0.01, 950, "NOT_REPRODUCED", 30),
+        (0.03, 990, "REPRODUCED", 30),
+        (0.055, 990, "INCONCLUSIVE", 55),
+        (0.055, 960, "INCONCLUSIVE", 55),
+        (0.055, 900, "NOT_REPRODUCED", 55),
+    ],
 )
-def test_the_tolerance_is_never_below_the_noise_floor_and_both_are_said(
-    tmp_path: Path, floor: float, state: str, used: float
+def test_within_a_noise_floor_above_the_tolerance_nothing_is_confirmed_nor_refuted_and_both_are_said(
+    tmp_path: Path, floor: float, rate: float, state: str, used: float
 ):
-    run = judged_rates(tmp_path / "run", boots_at(959, 960, 961), machine=noisy_machine(floor), manifest=ENGINE)
+    boots = boots_at(rate - 1, rate, rate + 1)
+    run = judged_rates(tmp_path / "run", boots, machine=noisy_machine(floor), manifest=ENGINE)
     row = run["claims"][0]
+    sink = io.StringIO()
+    print_verdict(run, Console(file=sink, width=300))
+    printed = f"1000 ± 30{', ± 55 used: the noise floor' if used > 30 else ''} (measured)"
+    assert printed in sink.getvalue()
     assert (row["state"], row["tolerance"], row["tolerance_used"]) == (state, 30, used)
     assert f"tolerance 30, noise floor {1000 * floor:g}" in row["reason"]
     assert run["noise_floor"] == {"run": "an A/A run", "boots": 5, "relative": {"output_tok_s": floor}}
 
 
-@pytest.mark.parametrize("other", [{"machine": "h200"}, {"engine": "e2"}, {"family": "micro"}])
-def test_the_noise_floor_of_another_machine_engine_or_family_is_not_used(tmp_path: Path, other: dict):
-    machine = noisy_machine(0.055, **other)
-    row = judged_rates(tmp_path / "run", boots_at(959, 960, 961), machine=machine, manifest=ENGINE)["claims"][0]
+OTHERS = {
+    "machine": {"machine": "h200"},
+    "engine": {"engine": "e2"},
+    "recipe": {"recipe": "test/mtp1"},
+    "load": {"load": load_of(recipe(benchmark={**LONG, "input_len": 128}).benchmark)},
+    "hardware": {"hardware": hardware_of({**HARDWARE, "gpus": [{"uuid": "GPU-2"}]})},
+    "recipe, load": {"recipe": None, "load": None},
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_the_noise_floor_of_another_machine_engine_rung_load_or_card_is_not_used(tmp_path: Path, other: str):
+    machine = noisy_machine(0.055, **OTHERS[other])
+    found = judged_rates(tmp_path / "run", boots_at(959, 960, 961), machine=machine, manifest=ENGINE)
+    row = found["claims"][0]
     assert row["state"] == "NOT_REPRODUCED" and "noise floor not measured" in row["reason"]
+    assert found["noise_floor"] is None
+    assert f"the noise floor is of another {other}" in found["reasons"]["noise_floor"]
 
 
 def test_a_latency_claim_is_judged_over_boots_and_lower_is_better(tmp_path: Path):
@@ -282,6 +327,20 @@ def test_the_log_proof_names_what_the_log_lacks(tmp_path: Path):
         assert found["log_proof"].ok is ok
 
 
+def test_a_boot_without_a_log_keeps_the_log_proof_from_passing_and_is_named(tmp_path: Path):
+    subject = recipe(proof={"must_log": ["as meant"]}, benchmark={**LONG, "boots": 3})
+    for log, ok, said in (
+        ("as meant", None, "boot 2 has no log; boot 3 has no log"),
+        ("otherwise", False, "boot 1 lacks 'as meant'; boot 2 has no log; boot 3 has no log"),
+    ):
+        run = write_run(tmp_path / log, subject, boots=boots_at(999, 1000, 1001), log=log)
+        for boot in (2, 3):
+            (run / f"boots/{boot}/server.log.gz").unlink()
+        seal(run)
+        found = {guard.id: guard for guard in run_guards(read_evidence(run))}["log_proof"]
+        assert (found.ok, found.observed) == (ok, said)
+
+
 def test_judging_twice_gives_the_same_bytes(tmp_path: Path):
     run = write_run(tmp_path / "run", recipe(benchmark={"boots": 3}), boots=boots_at(999.3, 1000.1, 1001.7))
     write_verdict(run)
@@ -325,3 +384,35 @@ def test_the_exit_codes_are_the_contract():
         "EXCEEDED": 6,
         "INVALID": 7,
     }
+
+
+def test_what_a_stranger_s_run_leaves_out_is_a_question_mark_and_no_traceback(tmp_path: Path):
+    manifest = {"engine": {"answered": ["0.32.0"], "patches": [{"sha256": "a"}]}}
+    machine = {"gpus": [{"uuid": "GPU-1"}, {"name": None}]}
+    sink = io.StringIO()
+    run = write_run(tmp_path / "run", recipe(), manifest=manifest, machine=machine)
+    print_verdict(write_verdict(run), Console(file=sink, width=200))
+    assert "patched: ?" in sink.getvalue() and "cores, ?, ?" in sink.getvalue()
+
+
+@pytest.mark.parametrize("rates", [["a", "b"], "ab", {"a": 1}, [None]])
+def test_synthetic_rates_that_are_no_numbers_are_not_known(tmp_path: Path, rates: object):
+    flags = {"speculative-config": {"synthetic_acceptance_rates": rates}}
+    subject = recipe(engine={"image": "cpu", "version": "0.32.0", "flags": flags})
+    assert claimed_factors(subject, 1000.0).acceptance is None
+
+
+def test_whatever_goes_wrong_while_judging_is_one_error_that_names_the_run(tmp_path: Path, monkeypatch):
+    run = write_run(tmp_path / "run", recipe())
+    for error in (TypeError("odd"), ZeroDivisionError("odd"), KeyError("odd")):
+        monkeypatch.setattr(verdict_module, "run_guards", Mock(side_effect=error))
+        for what in (lambda: write_verdict(run), lambda: export(run, "csv", tmp_path / "out.csv")):
+            with pytest.raises(RunProblem, match=f"{run}: can't be judged: {type(error).__name__}"):
+                what()
+        with pytest.raises(RunProblem, match="can't be judged"):
+            judge(read_evidence(run))
+
+
+def test_a_claim_of_nothing_is_refused():
+    with pytest.raises(ValidationError, match="greater than 0"):
+        recipe(claims=[claim("output_tok_s", 0, 1)])
