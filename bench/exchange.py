@@ -10,7 +10,7 @@ from bench.analyse import PERCENTILES, Arrays, analyse_window, latencies_ms, suc
 from bench.evidence import Evidence, Window, judging
 from bench.load import compact, save_window
 from bench.record import now, tool_version
-from bench.runfolder import SCHEMA, dump_json, new_run, read_json, seal, window_folder, write_recipe, write_text
+from bench.runfolder import SCHEMA, dump_json, new_run, read_result, seal, window_folder, write_recipe, write_text
 from bench.verdict import judged
 from images.errors import RunProblem, UsageProblem
 from recipes.load import load_recipe
@@ -35,7 +35,7 @@ def import_vllm(files: list[Path], recipe_id: str, root: Path) -> Path:
     that isn't such a result, UsageProblem where the files disagree about their load.
     """
     recipe = load_recipe(recipe_id).recipe
-    results = [read_json(file) for file in files]
+    results = [read_result(file) for file in files]
     windows = [_arrays_of(file, result) for file, result in zip(files, results, strict=True)]
     loads = {(_concurrency(file, result), _asked(result)) for file, result in zip(files, results, strict=True)}
     if len(loads) != 1:

@@ -6,18 +6,13 @@ import numpy as np
 
 from bench.evidence import Evidence, Window
 from bench.guards.guard import Guard, held, none, span, worst
-from bench.telemetry.window import GpuFigures, WindowFigures, window_figures
+from bench.telemetry.window import THROTTLE_WORDS, GpuFigures, WindowFigures, window_figures
 
 CLIENT_LIMIT = 0.8
 GAP_LIMIT = 0.05
 # NVML's reasons that mean the chip was held back, as bench.telemetry.window names them. A software power cap
 # at the default limit is how a chip works at full load; another limit than the default is power_cap's matter.
-HELD_BACK = {
-    "hw_slowdown": "hardware slowdown",
-    "sw_thermal": "software thermal slowdown",
-    "hw_thermal": "hardware thermal slowdown",
-    "hw_power_brake": "power brake",
-}
+HELD_BACK = {name: THROTTLE_WORDS[name] for name in ("hw_slowdown", "sw_thermal", "hw_thermal", "hw_power_brake")}
 
 
 def _figures(window: Window) -> WindowFigures | None:
