@@ -21,6 +21,7 @@ from bench.watch import Watch
 from bench.window import Order, Target, measure_window
 from images.console import note, stage
 from images.declaration import declaration
+from images.docker_engine import find_image
 from images.errors import EngineProblem, OutsideProblem, Problem, UsageProblem
 from recipes.machine import gpu_device, load_machines, machine_profile
 from recipes.model_files import observed_files
@@ -135,12 +136,17 @@ def _record_boot(plan: Plan, folder: Path, boot: int, server: Server, recorder: 
     rendered = [*plan.engine.command(), *plan.spec.argv]
     argv = {"rendered": rendered, "live": server.argv}
     write_text(folder / "argv.json", dump_json({key: [anonymous(a, plan) for a in argv[key]] for key in argv}))
-    write_text(folder / "env.json", anonymous(dump_json(environment_record(plan.spec, server.env)), plan))
+    write_text(folder / "env.json", anonymous(dump_json(_environment(plan, server)), plan))
     took_s = None if server.boot_s is None else round(server.boot_s, 1)
     lasting = {"since": server.since} if server.since else {}
     recorder.manifest["boots"].append(
         {"boot": boot, "boot_s": took_s, "image": server.image, "caches": caches, **lasting}
     )
+
+
+def _environment(plan: Plan, server: Server) -> dict:
+    image = find_image(plan.engine.id) if plan.box else None
+    return environment_record(plan.spec, server.env, image.environment if image else None)
 
 
 def _measure_boot(plan: Plan, run: Path, boot: int, target: Target, recorder: Recorder) -> None:

@@ -1,6 +1,7 @@
 """Room bench: what a run records about itself: the plan it follows, and its manifest."""
 
 import platform
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -172,13 +173,15 @@ def anonymous(text: str, plan: Plan) -> str:
     return text
 
 
-def environment_record(spec: ServingSpec, live: dict[str, str]) -> dict:
+def environment_record(spec: ServingSpec, live: dict[str, str], image: Mapping[str, str] | None = None) -> dict:
     """env.json of a boot: what was rendered, what of it the engine's process had, and what it had beside that.
 
-    `undeclared`: names of variables that an engine is known to read, and nobody declared: an image or a service may
-    set them. Names only: a value may be a secret, and a run is meant to be shown.
+    `undeclared`: names of variables that an engine is known to read, and nobody declared: a service may set them.
+    Names only: a value may be a secret, and a run is meant to be shown. What the `image` sets for every container of
+    it is declared by its digest.
     """
     own = {*spec.env, *CACHE_ENV, *FOLDERS, *DESCRIBES, spec.api_key_env}
+    own |= {name for name, value in (image or {}).items() if live.get(name) == value}
     undeclared = sorted(name for name in live if READ.fullmatch(name) and name not in own)
     return {
         "rendered": spec.env,

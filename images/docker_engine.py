@@ -3,7 +3,7 @@
 import json
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from images.command import run
 from images.declaration import MACHINES
@@ -36,13 +36,17 @@ class DockerEngine:
 
 @dataclass(frozen=True)
 class Image:
-    """An image that the engine holds. `id` is sha256:… of its configuration; `digests` are NAME@sha256:…"""
+    """An image that the engine holds. `id` is sha256:… of its configuration; `digests` are NAME@sha256:…
+
+    `environment` is what it sets for every container of it.
+    """
 
     id: str
     platform: str
     size_bytes: int
     labels: dict[str, str]
     digests: tuple[str, ...]
+    environment: dict[str, str] = field(default_factory=dict)
 
 
 def _numbers(version: str) -> tuple[int, ...]:
@@ -107,6 +111,7 @@ def find_image(reference: str) -> Image | None:
         size_bytes=data["Size"],
         labels=dict(data["Config"].get("Labels") or {}),
         digests=tuple(data.get("RepoDigests") or ()),
+        environment=dict(entry.partition("=")[::2] for entry in data["Config"].get("Env") or ()),
     )
 
 

@@ -173,6 +173,12 @@ def test_a_variable_that_an_engine_reads_and_nobody_declared_voids_the_run(tmp_p
     assert "s3cret" not in json.dumps(record) and "secret" not in json.dumps(record)
 
 
+def test_what_a_pinned_image_sets_is_declared_by_its_digest_and_another_value_is_not():
+    live = {**OURS, **SPEC.env, "VLLM_ENABLE_CUDA_COMPATIBILITY": "0", "NCCL_DEBUG": "INFO"}
+    image = {"VLLM_ENABLE_CUDA_COMPATIBILITY": "0", "NCCL_DEBUG": "WARN"}
+    assert environment_record(SPEC, live, image)["undeclared"] == ["NCCL_DEBUG"]
+
+
 def test_a_run_that_looked_at_declared_variables_only_says_no_more_than_that(tmp_path: Path):
     run = write_run(tmp_path / "run", recipe())
     found = {guard.id: guard for guard in run_guards(read_evidence(run))}
