@@ -3,6 +3,7 @@
 import os
 import platform
 import shutil
+import signal
 import subprocess
 from pathlib import Path
 
@@ -43,6 +44,11 @@ def _no_gpu() -> str | None:
 
 LEFT_OUT = pytest.StashKey[dict[str, list]]()
 LACKS = {"engine": _no_engine, "docker": no_docker, "host": _no_host, "browser": _no_browser, "gpu": _no_gpu}
+
+
+def pytest_configure() -> None:
+    """Tests send their tasks a hangup: what they start must not inherit from a `nohup` around pytest to ignore it."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
