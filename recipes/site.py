@@ -4,6 +4,8 @@ It lies in the user's state, and every task about a recipe of the library reads 
 measured but the model's commit, which is recorded in every run and lock.
 """
 
+import fcntl
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -38,7 +40,7 @@ def site_file() -> Path:
 def own_site() -> OwnSite:
     """What was said so far; nothing where there is no file. Raises UsageProblem naming file and key."""
     file = site_file()
-    if not file.is_file():
+    if not os.path.lexists(file):
         return OwnSite()
     document = read_yaml(file)
     return validate(OwnSite, document.data, document.marks)
@@ -46,16 +48,18 @@ def own_site() -> OwnSite:
 
 def keep_site(changed: Callable[[dict], None]) -> OwnSite:
     """Change what is said; returns it as it is now. Raises UsageProblem for a value that can't be."""
-    data = own_site().model_dump()
-    changed(data)
-    site = validate(OwnSite, data, {(): Mark(Path("site"), 1)})
-    said = {key: value for key, value in site.model_dump().items() if value}
     file = site_file()
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        partial = file.with_name(f"{file.name}.partial")
-        partial.write_text(yaml.safe_dump(said, sort_keys=True), encoding="utf-8")
-        partial.replace(file)
+        with file.with_name(f"{file.name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # two at once: neither undoes what the other says
+            data = own_site().model_dump()
+            changed(data)
+            site = validate(OwnSite, data, {(): Mark(Path("site"), 1)})
+            said = {key: value for key, value in site.model_dump().items() if value}
+            partial = file.with_name(f"{file.name}.partial")
+            partial.write_text(yaml.safe_dump(said, sort_keys=True), encoding="utf-8")
+            partial.replace(file)
     except OSError as error:
         raise UsageProblem(f"{shown(file)}: can't be written: {error.strerror}") from error
     return site

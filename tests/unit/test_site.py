@@ -1,6 +1,8 @@
 """What is said once of this machine holds for every task, is checked, and can be taken back."""
 
 import json
+import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -82,6 +84,20 @@ def test_a_spoilt_file_is_named_with_the_key_that_is_wrong():
     site_file().write_text("gpu: 3\n")
     with pytest.raises(UsageProblem, match=r"site\.yaml:1: gpu"):
         load_recipe("micro")
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo], ids=["folder", "fifo"])
+def test_what_is_no_file_in_its_place_is_said_and_not_taken_for_nothing(make):
+    site_file().parent.mkdir()
+    make(site_file())
+    with pytest.raises(UsageProblem, match=r"site\.yaml"):
+        load_recipe("micro")
+
+
+def test_two_that_say_something_at_once_are_both_heard():
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda number: say(mirrors=[f"registry.example.org/{number}"]), range(16)))
+    assert len(own_site().mirrors) == 16
 
 
 def test_weights_that_are_not_in_the_cache_are_told_with_the_ways_to_them(state: Path):
