@@ -48,7 +48,7 @@ def _files(folder: Path, depth: str) -> Iterator[Path]:
 
 def _read(file: Path) -> dict:
     try:
-        if file.stat().st_size > MAX_BYTES:
+        if not file.is_file() or file.stat().st_size > MAX_BYTES:
             return {}
         data = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):

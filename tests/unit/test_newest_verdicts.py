@@ -1,6 +1,7 @@
 """Which verdict a listing shows of a recipe: this machine's, one that proves something, the newest."""
 
 import json
+import os
 from pathlib import Path
 
 from bench.handover.verdicts import newest_verdicts
@@ -33,4 +34,6 @@ def test_a_ladder_s_boots_count_and_other_machines_only_where_this_one_has_none(
     assert newest_verdicts(runs, results, "cpu-x86-64")["micro/mtp1"].state == "INVALID"
     (runs / "broken").mkdir()
     (runs / "broken" / "verdict.json").write_text("[")
+    (runs / "waits").mkdir()
+    os.mkfifo(runs / "waits" / "verdict.json")
     assert newest_verdicts(runs, results, "h200")["micro/mtp1"].state == "MEASURED"

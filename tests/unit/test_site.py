@@ -94,6 +94,14 @@ def test_what_is_no_file_in_its_place_is_said_and_not_taken_for_nothing(make):
         load_recipe("micro")
 
 
+def test_a_link_in_the_way_is_replaced_and_not_followed(state: Path):
+    site_file().parent.mkdir()
+    (state / "precious").write_text("precious")
+    site_file().with_name("site.yaml.partial").symlink_to(state / "precious")
+    say(cache="/data/cache")
+    assert (state / "precious").read_text() == "precious" and not site_file().is_symlink()
+
+
 def test_two_that_say_something_at_once_are_both_heard():
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda number: say(mirrors=[f"registry.example.org/{number}"]), range(16)))
