@@ -58,9 +58,7 @@ def keep_site(changed: Callable[[dict], None]) -> OwnSite:
             site = validate(OwnSite, data, {(): Mark(Path("site"), 1)})
             said = {key: value for key, value in site.model_dump().items() if value}
             partial = file.with_name(f"{file.name}.partial")
-            partial.unlink(
-                missing_ok=True
-            )  # left by a killed one, or a link that leads elsewhere
+            partial.unlink(missing_ok=True)  # left by a killed one, or a link that leads elsewhere
             partial.write_text(yaml.safe_dump(said, sort_keys=True), encoding="utf-8")
             partial.replace(file)
     except OSError as error:
