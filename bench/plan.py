@@ -66,7 +66,8 @@ def plan_for(chosen: Loaded, options: Options, machine: dict) -> Plan:
     """
     on_gpu = declaration(chosen.recipe.engine.image).device == "cuda"
     gpu = options.gpu or (chosen.site.gpu if on_gpu else None)
-    machine = with_gpu(machine, gpu)
+    said_by = "--gpu" if options.gpu else "./inv site, or the adopted recipe's site.yaml, names the GPU"
+    machine = with_gpu(machine, gpu, said_by)
     loaded = with_options(chosen, options.port, options.boots, options.windows)
     require_rules(loaded)
     require_applies(loaded.recipe, machine)
@@ -89,8 +90,8 @@ def plan_for(chosen: Loaded, options: Options, machine: dict) -> Plan:
     return Plan(loaded, built, spec, machine, options.url, options.load, box, weights=_weights(loaded, box))
 
 
-def with_gpu(machine: dict, uuid: str | None) -> dict:
-    """The machine's facts with one of its GPUs only, by UUID; as they are where none is named.
+def with_gpu(machine: dict, uuid: str | None, said_by: str = "--gpu") -> dict:
+    """The machine's facts with one of its GPUs only, by UUID; as they are where none is named. `said_by`: who named it.
 
     Raises UsageProblem where the machine has no such GPU.
     """
@@ -99,7 +100,7 @@ def with_gpu(machine: dict, uuid: str | None) -> dict:
     found = [gpu for gpu in machine["gpus"] if gpu.get("uuid") == uuid]
     if not found:
         seen = ", ".join(f"{gpu.get('name')} {gpu.get('uuid')}" for gpu in machine["gpus"]) or "no NVIDIA GPU"
-        raise UsageProblem(f"--gpu {uuid}: this machine has {seen}")
+        raise UsageProblem(f"{said_by} {uuid}: this machine has {seen}")
     return {**machine, "gpus": found}
 
 
@@ -126,9 +127,10 @@ def ensure_image(loaded: Loaded) -> Built:
         try:
             built = held_image(name, site.image)
         except EngineProblem as problem:
-            away = f"./inv site --forget images.{name}, and ./inv build --recipe {loaded.recipe.id} makes one"
-            raise EngineProblem(f"{problem}. It is the one named for this machine: {away}") from None
-        note(f"Image: {built.id}, the {name} {built.version} that is named for this machine (./inv site)")
+            way = f"./inv site --forget images.{name}, and ./inv build --recipe {loaded.recipe.id} makes one"
+            way = "adopt its bundle again" if loaded.origin else way
+            raise EngineProblem(f"{problem}. It is the one that the site names: {way}") from None
+        note(f"Image: {built.id}, the {name} {built.version} that the site names")
     else:
         built = build_image(Order(name, mirrors=tuple(site.mirrors)))
     verify_image(built)

@@ -15,10 +15,16 @@ SHORT = 16  # letters that a table's column keeps on one line
 HEARTBEAT_S = 30  # where there is no terminal, a line this often says that work goes on
 
 
+class _Results(Console):
+    def on_broken_pipe(self) -> None:
+        """Leave it to the front door, which ends as a reader who has had enough wants it: not as a fault."""
+        raise  # noqa: PLE0704 Rich calls this while it handles the BrokenPipeError
+
+
 def out() -> Console:
     """The console for results. Wide when piped, so that scripts see whole lines."""
-    console = Console(highlight=False, markup=False)
-    return console if console.is_terminal else Console(highlight=False, markup=False, width=160)
+    console = _Results(highlight=False, markup=False)
+    return console if console.is_terminal else _Results(highlight=False, markup=False, width=160)
 
 
 def err() -> Console:

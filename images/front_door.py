@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterable
+from pathlib import Path
 
 from invoke import Collection, Config, Exit, Program
 from invoke.exceptions import ParseError
@@ -83,6 +84,8 @@ def _terminated(*_: object) -> None:
 
 def open_door(tasks: Collection) -> None:
     """Run the tasks that the command line names, and exit."""
+    if sys.stdout is None:  # closed by whoever started us
+        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115 it stays open as long as we live
     # Said for SIGINT too: a shell that starts us in the background has it ignored, and then we'd never clean up.
     endings = [signal.SIGINT, signal.SIGTERM]
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # who says nohup wants us to outlive the terminal

@@ -113,7 +113,7 @@ def load_recipe(name: str, library: Path = LIBRARY) -> Loaded:
 
 
 def load_adopted(adopted: Adopted) -> Loaded:
-    """Load an adopted recipe, with what its site says, at the model's commit that its lock names.
+    """Load an adopted recipe, with what its own site says and then this machine's, at its lock's commit of the model.
 
     Raises BundleProblem where it was changed since, UsageProblem for a site that can't be.
     """
@@ -125,7 +125,10 @@ def load_adopted(adopted: Adopted) -> Loaded:
         model = model.model_copy(update={"revision": adopted.revision})
         loaded = replace(loaded, recipe=loaded.recipe.model_copy(update={"model": model}))
     origin = {"content": record.content, "version": record.version, "signer": record.signer, "label": adopted.label}
-    return replace(loaded, site=adopted.site, wheels=adopted.wheels, origin=origin)
+    _, own = at_own_site(loaded.recipe)  # what its own site leaves open; its image is the bundle's matter
+    site = adopted.site
+    site = site.model_copy(update={"gpu": site.gpu or own.gpu, "cache": site.cache or own.cache})
+    return replace(loaded, site=site, wheels=adopted.wheels, origin=origin)
 
 
 def _load(recipe_id: str, library: Path, chain: tuple[str, ...]) -> Loaded:

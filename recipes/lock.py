@@ -10,7 +10,7 @@ from images.errors import UsageProblem
 from images.validate import validate
 from images.yaml_source import Mark, shown
 from recipes.load import Loaded, as_data, load_recipe
-from recipes.machine import load_machines, machine_profile
+from recipes.machine import how_to_confirm, load_machines, machine_profile
 from recipes.model_files import differing_files, observed_files
 from recipes.rules import TABLE_VERSION
 from recipes.schema import Machine, Recipe
@@ -54,9 +54,8 @@ def with_revision(loaded: Loaded, revision: str | None) -> Loaded:
     chosen = revision or model.revision
     if not chosen:
         raise UsageProblem(
-            f"{loaded.mark('model', 'revision')}: the revision of {model.repo} is not confirmed, so nothing can "
-            f"be locked. Read its newest full commit where you trust it (git ls-remote <hub>/{model.repo} HEAD), then: "
-            f"./inv lock --recipe {loaded.recipe.id} --model-revision <40 hex digits>"
+            f"{loaded.mark('model', 'revision')}: the revision of {model.repo} is not confirmed. "
+            f"{how_to_confirm(model)}; or for one lock or bundle: --model-revision <40 hex digits>"
         )
     if len(chosen) != 40 or set(chosen) - set("0123456789abcdef"):
         raise UsageProblem(f"--model-revision {chosen}: wanted the full commit, 40 lower-case hex digits")
@@ -155,7 +154,9 @@ def lock_here(file: Path, facts: dict) -> tuple[Loaded, dict, list[str]]:
     try:
         name, revision = lock["recipe"]["id"], lock["model"]["revision"]
         images = Images(dict(lock["engine"]["images"]))
-        loaded = with_revision(load_recipe(name), revision)
+        loaded = load_recipe(name)
+        # A commit that is confirmed here is this machine's, and may differ from the lock's: that is what is asked.
+        loaded = loaded if loaded.recipe.model.revision else with_revision(loaded, revision)
     except (KeyError, TypeError, ValueError) as error:
         raise UsageProblem(f"{shown(file)}: not a whole lock: {error}") from error
     return loaded, lock, differences(lock, make_lock(loaded, facts, images))

@@ -9,7 +9,7 @@ from images.declaration import declaration
 from images.errors import Problem, UsageProblem
 from images.validate import validate
 from images.yaml_source import read_yaml
-from recipes.schema import Machine, Match, Recipe
+from recipes.schema import Machine, Match, Model, Recipe
 
 MACHINES = Path(__file__).parent / "machines"
 NAME_GPU = "Name it, once for this machine: ./inv site --gpu UUID"
@@ -66,9 +66,21 @@ def why_not(recipe: Recipe, facts: dict) -> str | None:
         return f"does not apply to the {recipe.engine.image} engine: {applies.reason}"
     if on_gpu and not has_gpu:
         return "needs an NVIDIA GPU"
-    if recipe.model.repo and not recipe.model.revision:
-        return f"needs a confirmed commit of {recipe.model.repo} (./inv site --model-revision)"
+    return _unconfirmed(recipe.model)
+
+
+def _unconfirmed(model: Model) -> str | None:
+    if model.repo and not model.revision:
+        return f"needs a confirmed commit of {model.repo} (./inv site --model-revision)"
     return None
+
+
+def how_to_confirm(model: Model) -> str:
+    """What a person does to confirm the commit of a repository's model, once for this machine."""
+    return (
+        f"Read it where you trust it: git ls-remote https://huggingface.co/{model.repo} HEAD. "
+        f"Then: ./inv site --model-revision {model.repo}=COMMIT"
+    )
 
 
 def require_applies(recipe: Recipe, facts: dict) -> None:
@@ -76,14 +88,8 @@ def require_applies(recipe: Recipe, facts: dict) -> None:
     reason = why_not(recipe, facts)
     if reason is None:
         return
-    if "confirmed commit" in reason:
-        repo = recipe.model.repo
-        remedy = (
-            f"Read it where you trust it: git ls-remote https://huggingface.co/{repo} HEAD. "
-            f"Then: ./inv site --model-revision {repo}=COMMIT"
-        )
-    else:
-        remedy = "`./inv list` shows what can"
+    unconfirmed = reason == _unconfirmed(recipe.model)
+    remedy = how_to_confirm(recipe.model) if unconfirmed else "`./inv list` shows what can"
     raise UsageProblem(f"{recipe.id} can't run here: it {reason}. {remedy}.")
 
 

@@ -194,7 +194,7 @@ def _print_quality(verdict: dict, console: Console) -> None:
     for suite, tasks in (verdict["quality"] or {}).items():
         rows = [
             (name, f"{task['exact']} of {task['n']}", f"{task['wilson95'][0]:.3f} to {task['wilson95'][1]:.3f}")
-            for name, task in sorted(tasks.items(), key=lambda pair: pair[0] == "all")
+            for name, task in sorted(tasks.items(), key=lambda pair: (pair[0] == "all", pair[0]))
         ]
         console.print()
         console.print(

@@ -20,7 +20,7 @@ def test_a_repository_s_model_is_measured_in_containers_from_the_host_s_cache(cp
     answer = door(shop, *asked, "--out", str(tmp_path / "runs"), "--json")
     assert answer.stdout.startswith("{"), answer.stderr
     verdict = json.loads(answer.stdout)
-    assert f"Image: {cpu_image.id}" in answer.stderr, "the one named for this machine, and said"
+    assert f"Image: {cpu_image.id}" in answer.stderr, "the one that the site names, and said"
     assert verdict["setting"]["model_files_that_differ"] == []
     assert {guard["id"] for guard in verdict["guards"] if guard["ok"] is False and guard["scope"] == "run"} == set()
     argv = json.loads((Path(verdict["run"]) / "boots/1/argv.json").read_text())

@@ -18,6 +18,7 @@ from recipes.bundle.sign import public_text
 from recipes.bundle.write import Carried, bundle_entries, write_bundle
 from recipes.load import load_recipe, recipe_ids
 from recipes.lock import Images
+from recipes.site import keep_site
 from recipes.spec import serving_spec
 from tests.bundles import BASE, RUNG, files_of, forged, library, test_key, tiny_bundle, tree
 
@@ -382,3 +383,12 @@ def test_only_kernels_are_carried_out_of_a_cache(tmp_path):
             "engine/caches/sm_90a/flashinfer/90a/x.so",
         }
         assert [each.device for each in carried.caches] == ["sm_90a"]
+
+
+def test_what_a_recipe_s_own_site_leaves_open_this_machine_s_says(tmp_path):
+    bundle = tiny_bundle(tmp_path)
+    kept = adopt(bundle, site=Site(port=9123))
+    keep_site(lambda data: data.update(cache="/data/cache", images={"cpu": "sha256:" + "a" * 64}))
+    site = load_recipe(kept.reference).site
+    assert site.cache == "/data/cache"
+    assert site.image is None, "which image it runs in is its bundle's matter"

@@ -1,6 +1,5 @@
 """How a host's service stands is told by what systemd says, an old one too; what nobody provisioned is never touched."""
 
-import importlib.util
 import os
 import socket
 import time
@@ -8,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from tests.ansible_module import load
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 NAME, THEIRS = "station-recipes-micro_base", "station-recipes-theirs_base"
@@ -24,13 +25,6 @@ cat {folder}/$unit 2>/dev/null || printf 'LoadState=not-found\\nActiveState=inac
 case "$unit" in {name}.service) TZ=${{TZ:-Europe/Berlin}} date -d @$(cat {folder}/since) '+ExecMainStartTimestamp=%a %F %T %Z' ;; esac
 """
 DOCKER = "#!/bin/sh\ntest ! -e {folder}/dead-docker || {{ echo 'no daemon' >&2; exit 1; }}\necho theirs\n"
-
-
-def load(path: str):
-    spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / "ansible" / path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 engine_service = load("library/engine_service.py")

@@ -4,13 +4,13 @@ tests/fixtures/machines/station.json is a sound Station as field reports describ
 """
 
 import copy
-import importlib.util
 import json
 from pathlib import Path
 
 import pytest
 
 from recipes.machine import load_machines
+from tests.ansible_module import load
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SOUND = json.loads((ROOT / "tests/fixtures/machines/station.json").read_text())
@@ -18,14 +18,6 @@ WHERE = {"cache": "/var/lib/cache", "cache_uid": 1000, "ports": [8000]}
 SMALL = {"image_gb": 0, "weights_gb": 0}
 PRODUCT = "sys/class/dmi/id/product_name"
 DISPLAY, GB300 = 0, 1
-
-
-def load(path: str):
-    """A file of ansible/ as a module: they import nothing of ours, and nothing of ours imports them."""
-    spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / "ansible" / path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 machine_facts, judge = load("library/machine_facts.py"), load("filter_plugins/findings.py")

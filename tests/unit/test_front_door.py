@@ -162,7 +162,7 @@ def front_door(ignoring: str) -> Iterator[subprocess.Popen]:
             door.kill()
 
 
-@pytest.mark.parametrize("asked", [["--list"], ["verdict", "--help"]])
+@pytest.mark.parametrize("asked", [["--list"], ["verdict", "--help"], ["list"]])
 def test_a_list_that_nobody_reads_to_its_end_is_no_error(asked):
     reading, writing = os.pipe()
     os.close(reading)
@@ -170,6 +170,12 @@ def test_a_list_that_nobody_reads_to_its_end_is_no_error(asked):
     answer = subprocess.run(argv, cwd=ROOT, stdout=writing, stderr=subprocess.PIPE, check=False)
     os.close(writing)
     assert (answer.returncode, answer.stderr) == (141, b"")
+
+
+def test_a_closed_output_is_no_traceback():
+    argv = ["sh", "-c", 'exec "$0" tasks.py --list >&-', sys.executable]
+    answer = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (answer.returncode, answer.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])

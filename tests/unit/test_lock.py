@@ -118,3 +118,14 @@ def test_recipes_locks_and_runs_are_compared_with_each_other(inv, tmp_path):
         found = json.loads(inv("diff", first, str(run), "--json").stdout)
         assert [None, '--speculative-config {"method":"mtp","num_speculative_tokens":1}'] in found["argv_env"]
     assert inv("diff", "micro/base", str(tmp_path / "gone")).returncode == 2
+
+
+def test_a_lock_of_another_commit_than_is_confirmed_here_differs(inv, tmp_path):
+    env, file = {"STATION_RECIPES_STATE": str(tmp_path / "state")}, tmp_path / "super.lock.json"
+    asked = ["lock", "--recipe", SUPER, "--image", f"linux/arm64={IMAGE}", "--model-revision", REVISION]
+    assert inv(*asked, "--out", str(file), **env).returncode == 0
+    assert inv("lock", "--check", str(file), **env).returncode == 0, "nothing is confirmed here: the lock's is taken"
+    repo = load_recipe(SUPER).recipe.model.repo
+    assert inv("site", "--model-revision", f"{repo}={'b' * 40}", **env).returncode == 0
+    checked = inv("lock", "--check", str(file), **env)
+    assert checked.returncode == 5 and f'model.revision: locked "{REVISION}", here "{"b" * 40}"' in checked.stdout

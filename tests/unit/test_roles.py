@@ -1,6 +1,5 @@
 """The roles' defaults are what they document, and what they'd do to Docker's settings is right for any settings."""
 
-import importlib.util
 import json
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from hypothesis import strategies as st
 from images.errors import UsageProblem
 from images.yaml_source import read_yaml
 from recipes.hosts import Host, read_events, read_hosts, report, run_playbook, secrets
+from tests.ansible_module import load
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 ROLES = sorted((ROOT / "ansible/roles").iterdir())
@@ -18,13 +18,6 @@ DOCKER = {"version": "29.1.2", "daemon_json": None, "unit_flags": [], "daemon_js
 INFO = {"CDISpecDirs": None, "LiveRestoreEnabled": False, "DefaultRuntime": "runc", "LoggingDriver": "json-file"}
 INFO |= {"Driver": "overlay2", "DockerRootDir": "/var/lib/docker", "Debug": False}
 CDI = {"features": {"cdi": True}}
-
-
-def load(path: str):
-    spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / "ansible" / path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 hosts = load("filter_plugins/hosts.py")
