@@ -18,6 +18,7 @@ except ImportError:
 
 CHUNK = 1 << 20
 LOCK_POLL_S = 0.5
+GIVEN_AWAY_WITHIN_S = 2.0
 
 
 @contextlib.contextmanager
@@ -31,12 +32,14 @@ def inside(cache: Path, owner: int, group: int, make: bool):
         raise ModelProblem(f"found uid {uid}, wanted root or the cache's owner {owner}")
     if make and not cache.exists():
         cache.parent.mkdir(parents=True, exist_ok=True)
-        cache.mkdir(mode=0o755)
-        os.chown(cache, owner, group)
+        with contextlib.suppress(FileExistsError):  # another run has just made it
+            cache.mkdir(mode=0o755)
+            os.chown(cache, owner, group)
     if not cache.exists():
         yield False
         return
-    found = cache.stat().st_uid
+    while (found := cache.stat().st_uid) != owner and _just_made(cache):
+        time.sleep(LOCK_POLL_S / 10)  # another run gives it away now
     if found != owner:
         raise ModelProblem(
             f"{cache} belongs to uid {found}, wanted {owner}; it is left alone. Choose another folder, or give it away"
@@ -58,6 +61,12 @@ def inside(cache: Path, owner: int, group: int, make: bool):
         if uid == 0:
             os.setgroups(groups)
         os.chdir(before)
+
+
+def _just_made(folder: Path) -> bool:
+    """Whether a folder of ours is so new that whoever made it may not have given it away yet."""
+    seen = folder.stat()
+    return seen.st_uid == os.geteuid() and time.time() - seen.st_ctime < GIVEN_AWAY_WITHIN_S
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.ansible_module import load
 from tests.hub import REPO, REVISION, Hub, sha256
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -233,6 +234,17 @@ def test_two_runs_at_once_bring_every_byte_once(hub, cache):
     assert sorted(answer["changed"] for answer in answers) == [False, True]
     assert hub.sent == TOTAL
     assert_whole(cache)
+
+
+def test_a_cache_that_another_run_makes_at_the_same_moment_is_no_error(tmp_path, monkeypatch):
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    monkeypatch.syspath_prepend(str(ROOT / "ansible" / "module_utils"))
+    model_disk = load("module_utils/model_disk.py")
+    seen = iter([False])
+    monkeypatch.setattr(Path, "exists", lambda self: next(seen, True))
+    with model_disk.inside(cache, os.geteuid(), os.getegid(), make=True) as there:
+        assert there
 
 
 @pytest.fixture
