@@ -194,7 +194,8 @@ def test_a_refusal_says_what_to_do_and_is_not_tried_again(hub, cache, status, sa
 
 
 def test_a_busy_hub_is_waited_for_as_long_as_it_asks(hub, cache):
-    for after in ("1", formatdate(time.time() + 3, usegmt=True)):
+    for asked in (lambda: "1", lambda: formatdate(time.time() + 3, usegmt=True)):
+        after = asked()  # now: a date that was made before the first download may be over after it
         hub.answers[f"/lfs/{FIRST}"] = [(429, {"Retry-After": after})]
         began = time.monotonic()
         bring(cache.with_name(f"cache{len(after)}"), hub.url)
