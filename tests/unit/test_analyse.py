@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from bench.analyse import analyse_window, chunk_spans, latencies_ms, steady_bounds, timeline
 from bench.counters import acceptance_length, difference, parse_counters
-from bench.load import compact
+from bench.load import TICK_US, compact
 from tests.runs import closed_loop
 
 
@@ -232,6 +232,19 @@ def test_acceptance_length_is_one_plus_accepted_over_drafts():
     after = parse_counters(METRICS)
     assert acceptance_length(difference(dict.fromkeys(after, 0.0), after)) == pytest.approx(1.75)
     assert acceptance_length({"generation_tokens_total": 5.0}) is None
+
+
+@given(st.lists(st.lists(st.floats(0, 3), max_size=60), min_size=1, max_size=6))
+def test_a_chunk_s_moment_is_kept_within_half_a_tick_of_the_clock_however_many_came_before_it(gaps):
+    result = {name: [""] * len(gaps) for name in ("errors", "generated_texts")}
+    result |= {name: [1.0] * len(gaps) for name in ("start_times", "ttfts", "latencies")}
+    result |= {name: [64] * len(gaps) for name in ("input_lens", "output_lens")}
+    kept = compact({**result, "itls": gaps})["gaps_us"]
+    assert not np.any(kept % TICK_US), "finer than the grid is noise, and most of the file"
+    cuts = np.cumsum([len(each) for each in gaps])[:-1]
+    for true, found in zip(gaps, np.split(kept.astype(np.int64), cuts), strict=True):
+        off = np.cumsum(found) - np.cumsum(np.asarray(true, float)) * 1e6
+        assert np.all(np.abs(off) <= TICK_US / 2 + 0.01)
 
 
 def test_the_client_s_detailed_file_becomes_arrays_and_its_lying_fields_stay_behind():
