@@ -13,6 +13,7 @@ from recipes.schema import Recipe
 
 NOT_WORTH_NAMING = 0.005
 THROTTLED_SHARE = 0.05
+GPU_IDLE_PCT = 70
 
 
 @dataclass(frozen=True)
@@ -174,6 +175,9 @@ def _clocks(conditions: dict | None) -> str:
         said.append(f"at {conditions['sm_clock_mhz']:,.0f} MHz")
     if conditions.get("power_w") is not None:
         said.append(f"{conditions['power_w']:,.0f} W")
+    busy = conditions.get("utilisation_pct")
+    if busy is not None and busy < GPU_IDLE_PCT:
+        said.append(f"busy {busy:.0f}% of the time")
     throttle = conditions.get("throttle") or {}
     said += [word for name, word in THROTTLE_WORDS.items() if throttle.get(name, 0) >= THROTTLED_SHARE]
     return f" {', '.join(said)}" if said else ""

@@ -10,6 +10,7 @@ from bench.conditions import GpuMeans, gpu_means
 from bench.counters import acceptance_length
 from bench.evidence import Evidence, Window, judging
 from bench.quality.score import score_suite
+from bench.server_load import ServerLoad, server_load
 from recipes.schema import Claim
 
 LATENCY_CLAIMS = {"ttft_p95_ms": "ttft", "tpot_p95_ms": "tpot"}
@@ -37,7 +38,13 @@ class Measurement:
     latency_p95_ms: dict[str, list[float]]
     factors: Factors | None
     gpu: GpuMeans
+    server: ServerLoad
     quality: dict[str, dict[str, dict]]
+
+    @property
+    def limits(self) -> str | None:
+        """Why the host, not the GPU, set the rate, in words; None where nothing shows that."""
+        return self.server.limits((self.gpu.conditions or {}).get("utilisation_pct"))
 
     def boots_of(self, claim: Claim) -> list[float]:
         """The values of a claim's metric, one a boot; empty where it wasn't measured."""
@@ -97,6 +104,7 @@ def _measure(evidence: Evidence) -> Measurement:
         latency_p95_ms={name: [] if None in values else values for name, values in p95.items()},
         factors=_factors(evidence, pairs),
         gpu=gpu_means(pairs),
+        server=server_load(pairs),
         quality={suite: score_suite(answers) for suite, answers in evidence.quality.items() if answers},
     )
 

@@ -1,5 +1,6 @@
 """Room bench: the verdict: what a run's evidence says about the recipe's claims. Pure, and the same everywhere."""
 
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -141,6 +142,7 @@ def _figures(evidence: Evidence, measured: Measurement, voided: list[Guard]) -> 
         "energy_j_per_token": measured.gpu.energy_j_per_token,
         "energy_scope": measured.gpu.energy_scope,
         "conditions": measured.gpu.conditions,
+        "server_cpu": _server_cpu(measured),
         "quality": measured.quality or None,
     }
     reasons = measured.gpu.reasons | _why_missing(figures, measured)
@@ -161,6 +163,13 @@ def _figures(evidence: Evidence, measured: Measurement, voided: list[Guard]) -> 
     told = told | ({"noise_floor": other} if other else {})
     unknown = {name: told.get(name, "not recorded in this run") for name, value in known.items() if value is None}
     return {**figures, **known}, reasons | unknown
+
+
+def _server_cpu(measured: Measurement) -> dict | None:
+    """Shares of a core of the server's own processes, and whether they set the rate; None where nobody looked."""
+    if measured.server.api_server is None and measured.server.engine_core is None:
+        return None
+    return {**asdict(measured.server), "limits": measured.limits}
 
 
 def _noise_floor(evidence: Evidence) -> dict | None:
@@ -196,6 +205,8 @@ def _why_missing(figures: dict, measured: Measurement) -> dict:
         missing["acceptance_length"] = "the engine drafted no tokens"
     if figures["energy_scope"] is None and "energy_j_per_token" in measured.gpu.reasons:
         missing["energy_scope"] = measured.gpu.reasons["energy_j_per_token"]
+    if figures["server_cpu"] is None:
+        missing["server_cpu"] = "no telemetry of the server in a steady window"
     if figures["quality"] is None:
         missing["quality"] = "no quality suite was run"
     return missing

@@ -30,7 +30,7 @@ def _measured(row: dict) -> list[str]:
     gain = "–" if row["step_gain"] is None else f"{row['step_gain']:+.1%}"
     gain += f", {row['step_ci95'][0]:+.1%} to {row['step_ci95'][1]:+.1%}" if row["step_ci95"] else ""
     gain += ", below noise" if row["below_noise"] else ""
-    tpot, quality = row["latency_ms"]["tpot"], row["quality"]
+    tpot = row["latency_ms"]["tpot"]
     return [
         _number(row["published_tok_s"], ",.0f"),
         f"{row['output_tok_s']:,.0f}{interval}",
@@ -39,14 +39,27 @@ def _measured(row: dict) -> list[str]:
         f"{tpot['p50']:.1f} / {tpot['p95']:.1f}",
         _number(row["power_w"], ".0f"),
         _number(row["energy_j_per_token"], ".3g"),
-        ", ".join(f"{suite['all']['exact']} of {suite['all']['n']}" for suite in (quality or {}).values()) or "–",
-        {True: "proved", False: "not proved", None: "can't be shown"}[row["effect_proved"]],
+        _quality(row),
+        _proved(row),
     ]
 
 
 def _absent(row: dict) -> list[str]:
-    said = "does not apply" if row["applies"] else "not measured"
-    return [_number(row["published_tok_s"], ",.0f"), said, *["–"] * 6, "–"]
+    """A rung without a rate; what needs no clock may have been measured all the same."""
+    asked = bool(row.get("quality"))
+    said = "does not apply" if row["applies"] else "no rate" if asked else "not measured"
+    quality, proved = _quality(row), _proved(row) if asked else "–"
+    acceptance = _number(row.get("acceptance_length"), ".3f")
+    return [_number(row["published_tok_s"], ",.0f"), said, "–", acceptance, "–", "–", "–", quality, proved]
+
+
+def _quality(row: dict) -> str:
+    suites = (row.get("quality") or {}).values()
+    return ", ".join(f"{suite['all']['exact']:,} of {suite['all']['n']:,}" for suite in suites) or "–"
+
+
+def _proved(row: dict) -> str:
+    return {True: "proved", False: "not proved", None: "can't be shown"}[row["effect_proved"]]
 
 
 def _number(value: float | None, form: str) -> str:

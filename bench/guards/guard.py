@@ -11,6 +11,8 @@ from bench.evidence import Evidence, Window
 Scope = Literal["run", "timing"]
 # Figures that are true however slowly or unevenly the machine ran.
 TIMELESS = frozenset({"acceptance_length", "exact_match", "gpu_memory_gb", "quality"})
+# What a guard on timing voids besides: memory on a card with others on it is not the engine's alone.
+BESIDES = {"gpu_alone": frozenset({"gpu_memory_gb"})}
 # Cause → what follows from it by necessity. A verdict names causes; the rest stands beside them.
 EXPLAINS: dict[str, frozenset[str]] = {
     "same_server": frozenset(
@@ -59,7 +61,8 @@ class Guard:
 
     def voids_metric(self, metric: str) -> bool:
         """Whether this finding voids a claim on, or a figure of, `metric`."""
-        return self.voids and (self.scope == "run" or metric not in TIMELESS)
+        besides = metric in BESIDES.get(self.id, ())
+        return self.voids and (self.scope == "run" or metric not in TIMELESS or besides)
 
     def as_dict(self, schema: int) -> dict:
         """The entry in verdict.json, for runs of a schema: the first one knew neither scope nor cause."""

@@ -234,6 +234,7 @@ def _figures(verdict: dict, runs: RungRuns, used: list[Measured]) -> dict:
         "latency_ms": {name: {p: latency[name][p] for p in ("p50", "p95")} for name in latency},
         "gpu_memory_gb": verdict["gpu_memory_gb"],
         "power_w": conditions.get("power_w"),
+        "limits": (verdict["server_cpu"] or {}).get("limits"),
         "energy_j_per_token": verdict["energy_j_per_token"],
         "quality": verdict["quality"],
         "claims": [{key: claim[key] for key in ("id", "state", "measured", "reason")} for claim in verdict["claims"]],

@@ -100,7 +100,7 @@ def _print_costs(found: dict, console: Console) -> None:
             _boots(row),
         )
         for row in found["rungs"]
-        if row.get("output_tok_s") is not None
+        if row.get("output_tok_s") is not None or row.get("quality")
     ]
     if rows:
         columns = ("rung", "TTFT p50/p95, ms", "TPOT p50/p95, ms", "E2E p50/p95, s", "GPU GB", "W", "J/token")
@@ -160,11 +160,14 @@ def _row_notes(row: dict) -> Iterator[str]:
     for boot in row["failed"]:
         yield f"✘ {name}, boot {boot['boot']}: {_first_line(boot['cause'])}"
     for boot in voided:
-        yield f"✘ {name}, boot {boot['boot']} counts for nothing: {'; '.join(boot['voided_by'])}"
+        lost = "nothing timed counts" if boot["run"] in row.get("run", []) else "counts for nothing"
+        yield f"✘ {name}, boot {boot['boot']}: {lost}: {'; '.join(boot['voided_by'])}"
     if row.get("state") == "INVALID" and row.get("why") and not voided:
         yield f"✘ {name}: {row['why']}"
     if row.get("against") and row.get("step_gain") is None and row.get("step_why"):
         yield f"{name}: no step. {row['step_why']}."
+    if row.get("limits"):
+        yield f"→ {name} is host-bound, its rate and steps from and to it say little about the GPU: {row['limits']}"
     if row.get("effect_proved") is not True and row.get("effect_why"):
         yield f"✘ {name}: effect not proved. {row['effect_why']}"
 
@@ -179,7 +182,9 @@ def _whole_notes(found: dict) -> Iterator[str]:
         yield f"{whole['to']} ÷ {whole['from']}: {whole['ratio']:.3f}{interval}{chosen}{published}"
     if sensitive:
         factors = ", ".join(f"acceptance {by}: ×{factor:.3f}" for by, factor in sensitive["rate_factor"].items())
-        yield f"{sensitive['rung']} with other draft acceptance ({sensitive['status']}): {factors}"
+        bound = any(row.get("limits") for row in found["rungs"] if row["rung"] == sensitive["rung"])
+        only = ", had the GPU set the rate" if bound else ""
+        yield f"{sensitive['rung']} with other draft acceptance ({sensitive['status']}{only}): {factors}"
     if drift:
         interval = f", 95% {drift['ci95'][0]:+.2%} to {drift['ci95'][1]:+.2%}" if drift["ci95"] else ""
         yield f"Drift, last round against the first: {drift['change']:+.2%}{interval}"

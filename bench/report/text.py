@@ -101,6 +101,8 @@ def _print_claims(verdict: dict, console: Console) -> None:
     for claim in verdict["claims"]:
         if claim.get("attribution"):
             console.print(printable(f"{claim['id']}: {claim['attribution']['text']}."), markup=False)
+    if verdict["server_cpu"] and verdict["server_cpu"]["limits"]:
+        console.print(printable(f"→ Host-bound: {verdict['server_cpu']['limits']}."), style="bold", markup=False)
 
 
 def _tolerance(claim: dict) -> str:
@@ -164,6 +166,12 @@ def _more_figures(verdict: dict) -> list[tuple[str, str, str]]:
         shares = (conditions["throttle"] or {}).items()
         limits = ", ".join(f"{name} {share:.0%}" for name, share in shares if share >= 0.005)
         rows.append(("GPU", f"{clock} {power}".strip(), f"throttle reasons: {limits or 'none'}"))
+    server = verdict["server_cpu"]
+    if server:
+        pairs = (("API server", server["api_server"]), ("engine core", server["engine_core"]))
+        shares = ", ".join(f"{name} {share:.2f}" for name, share in pairs if share is not None)
+        busy = (conditions or {}).get("utilisation_pct")
+        rows.append(("server", f"{shares} of a core", "" if busy is None else f"the GPU was busy {busy:.0f}% of the time"))
     noise = verdict["noise_floor"]
     if noise and "output_tok_s" in noise["relative"]:
         floor = noise["relative"]["output_tok_s"]

@@ -29,6 +29,9 @@ THROTTLE_WORDS = {
     "display_clocks": "display clocks",
 }
 
+# How vLLM names the processes that schedule steps and drive the device; the others of a server serve HTTP.
+CORES = ("VLLM::Engine", "VLLM::Worker")
+
 Bounds = tuple[float, float]
 
 
@@ -62,7 +65,8 @@ class WindowFigures:
 
     `gap_share` is the share of the window without samples, `client_share` that of the busiest client
     process, `client_wait_share` the longest share of the window that one of them waited for a free core,
-    `no_gpu` why there is no GPU telemetry.
+    `api_server_share` and `engine_core_share` those of the server's busiest processes of either kind, `no_gpu` why
+    there is no GPU telemetry.
     """
 
     gap_share: float
@@ -71,6 +75,8 @@ class WindowFigures:
     client_wait_share: float | None
     server_cores: float | None
     server_share: float | None
+    api_server_share: float | None
+    engine_core_share: float | None
     host_busy_cores: float | None
     host_load1: float | None
     host_memory_gb: float | None
@@ -84,6 +90,8 @@ def window_figures(telemetry: Telemetry, bounds: Bounds) -> WindowFigures:
     inside = _inside(arrays["time_s"], bounds)
     clients = _of_role(telemetry, "client", process_shares(telemetry, bounds))
     servers = _of_role(telemetry, "server", process_shares(telemetry, bounds))
+    cores = _of_role(telemetry, "server", process_shares(telemetry, bounds), CORES)
+    others = _of_role(telemetry, "server", process_shares(telemetry, bounds), CORES, named=False)
     waits = _of_role(telemetry, "client", process_shares(telemetry, bounds, "process_wait_s"))
     return WindowFigures(
         gap_share=gap_share(telemetry, bounds),
@@ -92,6 +100,8 @@ def window_figures(telemetry: Telemetry, bounds: Bounds) -> WindowFigures:
         client_wait_share=max(waits, default=None),
         server_cores=sum(servers) if servers else None,
         server_share=max(servers, default=None),
+        api_server_share=max(others, default=None) if cores else None,
+        engine_core_share=max(cores, default=None),
         host_busy_cores=rate_within(arrays["time_s"], arrays["host_cpu_s"], bounds),
         host_load1=_reduce(np.mean, arrays["host_load1"][inside]),
         host_memory_gb=_scaled(_reduce(np.max, arrays["host_memory_used_b"][inside]), 1e-9),
@@ -149,9 +159,17 @@ def process_shares(telemetry: Telemetry, bounds: Bounds, name: str = "process_cp
     return [rate_within(times, table[:, column], bounds) for column in range(table.shape[1])]
 
 
-def _of_role(telemetry: Telemetry, role: str, shares: list[float | None]) -> list[float]:
-    named = zip(telemetry.meta["processes"], shares, strict=True)
-    return [share for process, share in named if process["role"] == role and share is not None]
+def _of_role(
+    telemetry: Telemetry,
+    role: str,
+    shares: list[float | None],
+    names: tuple[str, ...] = ("",),
+    named: bool = True,
+) -> list[float]:
+    """The shares of a role's processes whose name begins with one of `names`; with `named` False: of the others."""
+    pairs = zip(telemetry.meta["processes"], shares, strict=True)
+    found = [(process, share) for process, share in pairs if process["role"] == role and share is not None]
+    return [share for process, share in found if str(process.get("name")).startswith(names) is named]
 
 
 def rate_within(times: np.ndarray, counter: np.ndarray, bounds: Bounds) -> float | None:
