@@ -50,7 +50,7 @@ class Breaking:
 
     async def _begin(self) -> None:
         server = await self._loop.create_server(lambda: Connection(self._handle), "127.0.0.1", 0)
-        self.url = "http://127.0.0.1:{}".format(server.sockets[0].getsockname()[1])
+        self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
 
 
 @contextmanager
