@@ -1,11 +1,10 @@
 """Room bench: everything a verdict may rest on, read from a run folder alone."""
 
-import gzip
 import zipfile
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -13,7 +12,8 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
 from bench.counters import Counters, Series, as_series, difference
-from bench.runfolder import is_number, read_json, read_recipe, refuse_large, seal_faults, windows_of
+from bench.quality.answers import answer_files, read_answers
+from bench.runfolder import is_number, read_json, read_packed, read_recipe, seal_faults, windows_of
 from bench.telemetry.store import Telemetry, read_telemetry
 from images.errors import Problem, RunProblem
 from recipes.schema import Recipe, Text
@@ -183,16 +183,6 @@ class LiveRecord(Stored):
 Kind = TypeVar("Kind", bound=Stored)
 
 
-class Answer(Stored):
-    """A line of quality/<suite>.jsonl."""
-
-    id: str
-    task: str
-    prompt: str
-    expected: str
-    got: str
-
-
 @dataclass(frozen=True)
 class Window:
     """A finished window: raw arrays, and what the server counted during it (None: not readable).
@@ -239,7 +229,10 @@ class Resolved(Stored):
 
 @dataclass(frozen=True)
 class Evidence:
-    """A run, read. `resolved`: None where nobody asked the engine what it makes of the settings."""
+    """A run, read. `quality`: the answers by suite, `answered_in` their files' names in the run.
+
+    `resolved`: None where nobody asked the engine what it makes of the settings.
+    """
 
     recipe: Recipe
     manifest: Manifest
@@ -249,6 +242,7 @@ class Evidence:
     quality: dict[str, list[dict]]
     seal_faults: list[str]
     resolved: Resolved | None = None
+    answered_in: dict[str, str] = field(default_factory=dict)
 
 
 def read_evidence(run: Path) -> Evidence:
@@ -278,15 +272,17 @@ def judging(what: str) -> Iterator[None]:
 def _read(run: Path) -> Evidence:
     recipe = read_recipe(run)
     boots = [folder for folder in run.glob("boots/*") if is_number(folder.name)]
+    answers = answer_files(run)
     return Evidence(
         recipe=recipe,
         manifest=_stored(Manifest, run / "manifest.json"),
         machine=_stored(Machine, run / "machine.json"),
         windows=[_read_window(boot, number, folder) for boot, number, folder in windows_of(run)],
         boots=[_read_boot(folder) for folder in sorted(boots, key=lambda folder: int(folder.name))],
-        quality={file.stem: _read_answers(file) for file in sorted(run.glob("quality/*.jsonl"))},
+        quality={suite: read_answers(file) for suite, file in answers.items()},
         seal_faults=seal_faults(run),
         resolved=_stored(Resolved, resolved) if (resolved := run / "resolved.json").is_file() else None,
+        answered_in={suite: file.relative_to(run).as_posix() for suite, file in answers.items()},
     )
 
 
@@ -348,10 +344,7 @@ def _read_arrays(file: Path) -> dict[str, np.ndarray]:
 
 def _read_boot(folder: Path) -> Boot:
     log = folder / "server.log.gz"
-    try:
-        text = _read_log(log) if log.is_file() else None
-    except (OSError, EOFError, zlib.error) as error:
-        raise RunProblem(f"{log}: not a gzip file: {error}") from error
+    text = read_packed(log, MAX_LOG_BYTES, "a server's log").decode(errors="replace") if log.is_file() else None
     argv, env = folder / "argv.json", folder / "env.json"
     return Boot(
         number=int(folder.name),
@@ -361,15 +354,6 @@ def _read_boot(folder: Path) -> Boot:
     )
 
 
-def _read_log(file: Path) -> str:
-    """A log, unpacked: never more than MAX_LOG_BYTES of it, however much is packed in the file."""
-    with gzip.open(file) as packed:
-        data = packed.read(MAX_LOG_BYTES + 1)
-    if len(data) > MAX_LOG_BYTES:
-        raise RunProblem(f"{file}: a log of more than {MAX_LOG_BYTES} bytes")
-    return data.decode(errors="replace")
-
-
 def _stored(kind: type[Kind], file: Path) -> Kind:
     try:
         return kind.model_validate(read_json(file))
@@ -377,15 +361,3 @@ def _stored(kind: type[Kind], file: Path) -> Kind:
         first = errors.errors(include_url=False)[0]
         key = ".".join(str(part) for part in first["loc"]) or "the whole file"
         raise RunProblem(f"{file}: {key}: {first['msg']}") from None
-
-
-def _read_answers(file: Path) -> list[dict]:
-    """Read a suite's answers. Whether one is exact is decided here, from what was expected and got."""
-    if not file.is_file() or file.is_symlink():
-        raise RunProblem(f"{file}: not a file")
-    refuse_large(file)
-    try:
-        lines = [Answer.model_validate_json(line) for line in file.read_bytes().splitlines()]
-    except ValidationError as errors:
-        raise RunProblem(f"{file}: not a suite's answers: {errors.errors(include_url=False)[0]['msg']}") from None
-    return [{**answer.model_dump(), "exact": answer.got == answer.expected} for answer in lines]

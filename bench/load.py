@@ -18,7 +18,7 @@ from bench.clients import Gate, Running, StartClient, split_prompts, split_strea
 from bench.counters import Counters, Sample, acceptance_length, difference, read_counters
 from bench.loops import is_loop
 from bench.prompts import as_jsonl
-from bench.watch import Watch, ask_all
+from bench.watch import Watch, ask_all, post
 from images.engine import Engine
 from images.errors import EngineProblem
 from recipes.schema import Benchmark
@@ -62,15 +62,12 @@ def warm_up(
     spans: list[tuple[float, float]] = []
 
     async def ask(client: httpx.AsyncClient, prompt: str) -> str | None:
-        for last in (False, True):  # a burst of new connections may be reset once: unmeasured, so it is asked again
-            began = time.monotonic()
-            try:
-                answer = await client.post("/v1/completions", json={**body, "prompt": prompt})
-                break
-            except httpx.TransportError as error:
-                if last:
-                    return f"{type(error).__name__} {error}, twice".replace(" ,", ",")
-        spans.append((began, time.monotonic()))
+        try:
+            answer = await post(client, "/v1/completions", {**body, "prompt": prompt})
+        except httpx.TransportError as error:
+            return f"{type(error).__name__} {error}"
+        end = time.monotonic()
+        spans.append((end - answer.elapsed.total_seconds(), end))  # of the try that was answered
         return None if answer.status_code == 200 else f"{answer.status_code} {answer.text[:200]}"
 
     before = _counters(url)

@@ -13,7 +13,8 @@ from bench.contained import measure_contained
 from bench.load import warm_up
 from bench.noise import with_noise_floor
 from bench.prompts import as_jsonl, digest, load_tokenizer, make_prompts, window_seed
-from bench.quality.runner import ask_suite, save_answers
+from bench.quality.answers import save_answers
+from bench.quality.runner import ask_suite
 from bench.quality.suites import suite_items
 from bench.record import Plan, Recorder, anonymous, environment_record, now, stored_measures
 from bench.runfolder import dump_json, new_run, seal, window_folder, write_recipe, write_text
@@ -217,7 +218,7 @@ def _measure_quality(plan: Plan, run: Path, target: Target) -> None:
                 Watch(target.url, target.alive),
                 progress=lambda done, total: update(f"{done}/{total} items", done, total),
             )
-        save_answers(run / "quality" / f"{suite}.jsonl", answers)
+        save_answers(run, suite, answers)
 
 
 def engine_version(url: str) -> str:

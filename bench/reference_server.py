@@ -192,6 +192,9 @@ class ReferenceServer:
         if wanted < 1:
             raise ValueError("wanted max_tokens of 1 or more")
         request = self._engine.submit(tokens, wanted, time.monotonic())
+        if request is None and self._engine.active("reset"):
+            connection.reset()
+            return
         if request is None:
             connection.answer(503, as_json({"error": "refused"}))
             return

@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from images.errors import RunProblem
+from images.packed import gunzipped
 from images.validate import validate
 from images.yaml_source import read_yaml
 from recipes.load import as_data
@@ -23,6 +24,7 @@ SCHEMA = 2  # 2: the counters' course, the host's identity, loops in texts; a ru
 PARTIAL = ".partial"
 MAX_TEXT_BYTES = 50_000_000
 MAX_RESULT_BYTES = 400_000_000
+TEXT = "a text file of a run"
 
 
 def dump_json(value: Any) -> str:
@@ -48,12 +50,17 @@ def _compact(value: Any) -> str:
 
 
 def write_text(file: Path, text: str) -> None:
+    """Write a text file as `write_bytes` does."""
+    write_bytes(file, text.encode())
+
+
+def write_bytes(file: Path, data: bytes) -> None:
     """Write a file whole or not at all; never through a link, and two at once don't disturb each other."""
     file.parent.mkdir(parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(prefix=f".{file.name}.", suffix=PARTIAL, dir=file.parent)
     try:
-        with open(descriptor, "w", encoding="utf-8") as sink:
-            sink.write(text)
+        with open(descriptor, "wb") as sink:
+            sink.write(data)
             sink.flush()
             os.fsync(sink.fileno())
         Path(name).chmod(0o644)
@@ -129,14 +136,41 @@ def _differs(file: Path, digest: str) -> bool:
         return True
 
 
-def refuse_large(file: Path, most: int | None = None, kind: str = "a text file of a run") -> None:
+def refuse_large(file: Path, most: int | None = None, kind: str = TEXT) -> None:
     """Raise RunProblem for a text file larger than any of its `kind`: it is read whole, and strangers write it.
 
     `most`: bytes; default: of a run's files.
     """
     most = MAX_TEXT_BYTES if most is None else most
     if file.stat().st_size > most:
-        raise RunProblem(f"{file}: more than {most} bytes, the most that is read of {kind}")
+        raise _too_large(file, most, kind)
+
+
+def _too_large(file: Path, most: int, kind: str) -> RunProblem:
+    return RunProblem(f"{file}: more than {most} bytes, the most that is read of {kind}")
+
+
+def read_bytes(file: Path) -> bytes:
+    """Read a text file of a run whole. Raises RunProblem for one that is too large."""
+    refuse_large(file)
+    return file.read_bytes()
+
+
+def read_packed(file: Path, most: int | None = None, kind: str = TEXT) -> bytes:
+    """Unpack a text file of a run, never more than `most` bytes of it, however much a stranger packed into it.
+
+    `most`: as in `refuse_large`, for the file as well as for what is in it. Raises RunProblem for more than that, and
+    for what is no gzip file.
+    """
+    most = MAX_TEXT_BYTES if most is None else most
+    refuse_large(file, most, kind)
+    try:
+        data = gunzipped(file, most)
+    except ValueError as error:
+        raise RunProblem(f"{file}: {error}") from error
+    if data is None:
+        raise _too_large(file, most, kind)
+    return data
 
 
 def read_result(file: Path) -> Any:
@@ -152,7 +186,7 @@ def read_json(file: Path) -> Any:
 
     Raises RunProblem naming the file and what is wrong with it.
     """
-    return _read_json(file, None, "a text file of a run")
+    return _read_json(file, None, TEXT)
 
 
 def _read_json(file: Path, most: int | None, kind: str) -> Any:

@@ -1,4 +1,4 @@
-"""Room bench: notices an engine that has ended, or lives and gives no token any more."""
+"""Room bench: asks an engine about many items, and notices one that has ended, or lives and gives no token any more."""
 
 import asyncio
 import time
@@ -15,6 +15,8 @@ STALL_S = 120
 BLIND_FACTOR = 8  # a server that is well but shows no counters gets so many times longer
 POLL_S = 1
 TOKENS = "generation_tokens_total"
+KEPT_S = 2  # an idle connection; vLLM's server closes one after 5 s, perhaps just as it is used again
+BROKEN = (httpx.NetworkError, httpx.RemoteProtocolError)  # the connection did, no status and no timeout
 
 
 Item = TypeVar("Item")
@@ -101,7 +103,7 @@ async def _ask_all(
     progress: Callable[[int, int], None],
 ) -> list[Answer]:
     gate = asyncio.Semaphore(concurrency)
-    limits = httpx.Limits(max_connections=concurrency)
+    limits = httpx.Limits(max_connections=concurrency, keepalive_expiry=KEPT_S)
     async with httpx.AsyncClient(base_url=url, timeout=None, limits=limits, trust_env=False) as client:  # noqa: S113
 
         async def one(item: Item) -> Answer:
@@ -122,3 +124,26 @@ async def _ask_all(
                 task.cancel()
             await asyncio.gather(*work, return_exceptions=True)
     return [task.result() for task in work]
+
+
+async def post(client: httpx.AsyncClient, path: str, body: dict) -> httpx.Response:
+    """POST `body` as JSON; once more where the connection broke before the head of the answer was there.
+
+    A server closes an idle connection as it is used again, and a burst of new ones may be reset. To send twice is
+    harmless: these requests change nothing in the server but its counters, and nobody measures them; at temperature 0
+    both would get one answer. The second goes over a connection of its own: the client's others are as old as the one
+    that broke. Raises the second's httpx.TransportError, saying so; what broke within an answer is not sent again.
+    """
+    try:
+        answer = await client.send(client.build_request("POST", path, json=body), stream=True)
+    except BROKEN:
+        async with httpx.AsyncClient(base_url=client.base_url, timeout=client.timeout, trust_env=False) as fresh:
+            try:
+                return await fresh.post(path, json=body)
+            except httpx.TransportError as error:
+                raise type(error)(f"{error}, sent twice".removeprefix(", ")) from error
+    try:
+        await answer.aread()
+    finally:
+        await answer.aclose()
+    return answer

@@ -77,7 +77,8 @@ def quality_complete(evidence: Evidence) -> Iterator[Guard]:
         wanted = [item.id for item in suite_items(suite, quality.seed, quality.items)]
         got = [answer["id"] for answer in evidence.quality.get(suite, [])]
         ok = None if evidence.manifest.imported else got == wanted
-        yield Guard("quality_complete", ok, len(got), len(wanted), "items", f"quality/{suite}.jsonl")
+        source = evidence.answered_in.get(suite, f"quality/{suite}.jsonl")
+        yield Guard("quality_complete", ok, len(got), len(wanted), "items", source)
 
 
 def image_digest(evidence: Evidence) -> Iterator[Guard]:

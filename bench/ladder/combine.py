@@ -24,6 +24,7 @@ def combine(runs: list[Evidence]) -> Evidence:
         boots += [replace(boot, number=index) for boot in run.boots]
         records += [record.model_copy(update={"boot": index}) for record in run.manifest.boots]
         load += [record.model_copy(update={"boot": index}) for record in run.manifest.load]
+    asked = next((run for run in runs if run.quality), first)
     failures = [run.manifest.failure for run in runs if run.manifest.failure]
     engine = first.manifest.engine
     answered = [version for run in runs for version in run.manifest.engine.answered]
@@ -41,7 +42,8 @@ def combine(runs: list[Evidence]) -> Evidence:
         manifest=manifest,
         windows=windows,
         boots=boots,
-        quality=next((run.quality for run in runs if run.quality), {}),
+        quality=asked.quality,
+        answered_in=asked.answered_in,
         seal_faults=[fault for run in runs for fault in run.seal_faults],
     )
 

@@ -1,15 +1,12 @@
-"""Room bench: asks a suite's items at temperature 0 and keeps every prompt, expectation and answer."""
+"""Room bench: asks a suite's items at temperature 0, and returns every prompt, expectation and answer."""
 
-import json
 from collections.abc import Callable
 from dataclasses import asdict
-from pathlib import Path
 
 import httpx
 
 from bench.quality.suites import STOP, Item
-from bench.runfolder import write_text
-from bench.watch import Watch, ask_all
+from bench.watch import Watch, ask_all, post
 from images.errors import EngineProblem
 
 SPARE_TOKENS = 8
@@ -22,7 +19,8 @@ def ask_suite(
 ) -> list[dict]:
     """Ask every item and return it with what was got: {id, task, prompt, expected, got, exact}.
 
-    Raises EngineProblem when a request fails or isn't answered with text: a suite with holes is no suite.
+    A request whose connection broke before its answer began is sent once more. Raises EngineProblem when a request
+    fails or isn't answered with text: a suite with holes is no suite.
     """
 
     async def ask(client: httpx.AsyncClient, item: Item) -> dict:
@@ -30,7 +28,7 @@ def ask_suite(
         limit = len(item.expected) + SPARE_TOKENS
         body = {"model": model, "prompt": item.prompt, "temperature": 0, "stop": [STOP], "max_tokens": limit}
         try:
-            answer = await client.post("/v1/completions", json=body)
+            answer = await post(client, "/v1/completions", body)
             answer.raise_for_status()
             got = answer.json()["choices"][0]["text"]
             got.encode()  # text that can't be written down is no answer
@@ -39,8 +37,3 @@ def ask_suite(
         return {**asdict(item), "got": got, "exact": got == item.expected}
 
     return ask_all(url, items, concurrency, ask, watch, progress)
-
-
-def save_answers(file: Path, answers: list[dict]) -> None:
-    """Write quality/<suite>.jsonl: one item a line."""
-    write_text(file, "".join(json.dumps(answer, sort_keys=True) + "\n" for answer in answers))

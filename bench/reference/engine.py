@@ -119,10 +119,10 @@ class Engine:
         return not (self.running or self._waiting or self._held)
 
     def submit(self, prompt_tokens: int, max_tokens: int, now: float) -> Request | None:
-        """A request arrives at `now` (s); None when it is refused."""
+        """A request arrives at `now` (s); None when it is refused, or its connection reset."""
         index = self.submitted
         self.submitted += 1
-        if self._has("refuse", index):
+        if self._has("refuse", index) or self._has("reset", index):
             return None
         request = Request(index, prompt_tokens, max_tokens, now)
         request.rng.seed(f"{self.settings.seed}/{index}")

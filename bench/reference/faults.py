@@ -15,6 +15,7 @@ FAULTS: dict[str, tuple[str, int | None]] = {
     "prefix-hits": ("a tenth of the prompt tokens come from the prefix cache", None),
     "chat-template": ("every prompt is counted with 9 tokens of a template around it", None),
     "refuse": ("requests are refused with status 503", None),
+    "reset": ("the connection is reset before a byte of the answer", 1),
     "die": ("the server ends, at once", None),
     "slow-start": ("steps take three times as long, for 100 steps", 100),
     "cold-jit": ("one step takes the stall time longer, as a kernel is compiled", 1),

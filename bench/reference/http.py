@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import socket
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from urllib.parse import parse_qsl, urlsplit
@@ -59,6 +61,22 @@ class Connection(asyncio.Protocol):
         head = f"HTTP/1.1 {status} {REASONS[status]}\r\ncontent-type: {kind}\r\ncontent-length: {len(body)}\r\n\r\n"
         self._write(head.encode() + body)
         self._finished()
+
+    def send(self, data: bytes) -> None:
+        """Any bytes at all."""
+        self._write(data)
+
+    def close(self) -> None:
+        """Close the connection in good order, once what was written is out."""
+        if self._transport is not None:
+            self._transport.close()
+
+    def reset(self) -> None:
+        """Break the connection (TCP RST), as a server that has gone away does."""
+        if self._transport is not None:
+            linger = struct.pack("ii", 1, 0)  # on, and for no time: what close() sends then is a reset
+            self._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+            self._transport.abort()
 
     def begin_events(self) -> None:
         """The head of an event stream."""

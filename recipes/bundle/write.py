@@ -1,6 +1,7 @@
 """Room recipes: from a recipe to its bundle's files, and from those to a tar or a folder: the same bytes every time."""
 
 import hashlib
+import io
 import json
 import os
 import shutil
@@ -14,6 +15,7 @@ import yaml
 from images.declaration import MACHINES, declaration
 from images.engine import engine_identity
 from images.errors import BundleProblem, UsageProblem
+from images.packed import gunzipped
 from images.secrets import kinds
 from images.staging import disk
 from images.yaml_source import shown
@@ -257,9 +259,19 @@ def _refuse_secrets(entries: Sequence[Entry]) -> None:
     for entry in entries:
         if entry.name.startswith("engine/") or entry.size > SECRET_BYTES:
             continue
-        found = kinds(b"".join(entry.chunks()))
+        found = kinds(_unpacked(entry.name, b"".join(entry.chunks())))
         if found:
             raise BundleProblem(f"{entry.name} seems to hold {found[0]}: take it out, a bundle is handed to others")
+
+
+def _unpacked(name: str, data: bytes) -> bytes:
+    """What a small packed text (a log, answers) says; what is no such thing stays as it is."""
+    if not name.endswith(".gz"):
+        return data
+    try:
+        return gunzipped(io.BytesIO(data), SECRET_BYTES) or data
+    except ValueError:
+        return data
 
 
 def sealed(entries: Sequence[Entry], info: BundleInfo, key: minisign.SecretKey | None) -> tuple[list[Entry], str]:

@@ -3,7 +3,7 @@
 import pytest
 
 from bench.evidence import read_evidence
-from bench.quality.runner import save_answers
+from bench.quality.answers import save_answers
 from bench.quality.score import paired_difference, score, score_suite
 from bench.quality.suites import suite_items
 from bench.runfolder import seal
@@ -85,7 +85,7 @@ def test_exact_match_is_judged_from_the_kept_answers(tmp_path, wrong, state):
     ]
     for answer in [answer for answer in kept if answer["task"] == "add"][:wrong]:
         answer["got"] = "no"  # `exact` in the file still says True: it isn't believed
-    save_answers(run / "quality" / "micro-tasks.jsonl", kept)
+    save_answers(run, "micro-tasks", kept)
     seal(run)
     verdict = judge(read_evidence(run))
     assert verdict["state"] == state, verdict["claims"]
@@ -95,7 +95,7 @@ def test_exact_match_is_judged_from_the_kept_answers(tmp_path, wrong, state):
 def test_a_suite_with_missing_answers_voids_the_run(tmp_path):
     quality = {"suites": ["micro-tasks"], "items": 2, "seed": 3}
     run = write_run(tmp_path / "run", recipe(quality=quality), sealed=False)
-    save_answers(run / "quality" / "micro-tasks.jsonl", answers("11"))
+    save_answers(run, "micro-tasks", answers("11"))
     seal(run)
     verdict = judge(read_evidence(run))
     assert verdict["state"] == "INVALID"
