@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from bench.analyse import rounded
-from bench.attribution import Wording, attribute
+from bench.attribution import THROTTLED_SHARE, Wording, attribute
 from bench.claims import MACHINE_INDEPENDENT, judge_claim
 from bench.evidence import Evidence
 from bench.guards import Guard, run_guards
@@ -23,11 +23,11 @@ SCHEMA = 1
 # Of a rate that nobody claimed: less is not worth a cause. With fewer boots than three, how they scatter isn't known.
 SMALL_GAP, SMALL_GAP_OF_FEW_BOOTS = 0.02, 0.05
 # What differs, in the order in which it explains a gap: what changes the answers first, what changes only speed last.
-ORDER = ("validity", "model", "settings", "load", "engine", "prompts", "machine", "conditions")
-ONLY_SPEED = frozenset({"machine", "conditions"})
+ORDER = ("validity", "model", "settings", "load", "engine", "prompts", "host", "machine", "conditions")
+ONLY_SPEED = frozenset({"host", "machine", "conditions"})
 # The factor of a rate that each kind of difference acts on; any, where it isn't named.
-ACTS_ON = {"machine": {"step_time_ms", "tok_s_per_stream"}, "conditions": {"step_time_ms", "tok_s_per_stream"}}
-ACTS_ON |= {"prompts": {"acceptance", "tok_s_per_stream"}}
+ACTS_ON = {kind: frozenset({"step_time_ms", "tok_s_per_stream"}) for kind in ONLY_SPEED}
+ACTS_ON |= {"prompts": frozenset({"acceptance", "tok_s_per_stream"})}
 WORDS = {
     "validity": "one of the runs proves nothing",
     "model": "other weights or another tokenizer",
@@ -35,6 +35,7 @@ WORDS = {
     "load": "another load",
     "engine": "another build of the engine",
     "prompts": "other prompts",
+    "host": "the host, not the GPU, set a rate",
     "machine": "another machine",
     "conditions": "what the GPU did meanwhile",
 }
@@ -140,7 +141,8 @@ def _rate(mine: Side, theirs: Side) -> dict | None:
     if None in rates:
         return None
     found = {"mine": rates[0], "theirs": rates[1], "gap": rates[0] / rates[1] - 1, "estimate": estimate}
-    found |= {"text": None, "factors": []}
+    limits = {"mine": mine.measured.limits, "theirs": theirs.measured.limits}
+    found |= {"text": None, "factors": [], "limits": limits}
     ours, other = mine.measured.factors, theirs.measured.factors
     if ours is None or other is None or not ours.streams or not other.streams:
         return found
@@ -156,7 +158,7 @@ def differences(mine: Side, theirs: Side) -> list[Difference]:
     if other:
         name = other[0]
         found.append(Difference("prompts", f"prompts of {name}", mine.prompts[name][:16], theirs.prompts[name][:16]))
-    found += [*_machine(mine, theirs), *_conditions(mine, theirs)]
+    found += [*_host(mine, theirs), *_machine(mine, theirs), *_conditions(mine, theirs)]
     return sorted(found, key=lambda each: ORDER.index(each.kind))
 
 
@@ -215,6 +217,19 @@ def _engine(mine: Side, theirs: Side) -> list[Difference]:
     return rows
 
 
+def _host(mine: Side, theirs: Side) -> list[Difference]:
+    """How busy the server's processes were, where one side was host-bound."""
+    if not (mine.measured.limits or theirs.measured.limits):
+        return []
+    loads = (mine.measured.server, theirs.measured.server)
+    api, core = ([_core(getattr(load, name)) for load in loads] for name in ("api_server", "engine_core"))
+    return [Difference("host", "API server", *api), Difference("host", "engine core", *core)]
+
+
+def _core(share: float | None) -> str | None:
+    return None if share is None else f"at {share:.2f} of a core"
+
+
 def _machine(mine: Side, theirs: Side) -> list[Difference]:
     ours, other = mine.evidence.machine, theirs.evidence.machine
     told = {
@@ -228,10 +243,13 @@ def _machine(mine: Side, theirs: Side) -> list[Difference]:
 
 
 def _conditions(mine: Side, theirs: Side) -> list[Difference]:
-    """Clocks, power limits and throttling that differ by more than 2%; None on a machine without a GPU."""
+    """Clocks that differ by more than 2%, power limits, and throttling by more than 5% of the time."""
     ours, other = mine.measured.gpu.conditions or {}, theirs.measured.gpu.conditions or {}
     found = []
-    for key in ("sm_clock_mhz", "power_limits_w", "throttle"):
+    shares = [each.get("throttle") or {} for each in (ours, other)]
+    reasons = sorted(shares[0].keys() | shares[1].keys())
+    throttled = any(abs(shares[0].get(name, 0) - shares[1].get(name, 0)) > THROTTLED_SHARE for name in reasons)
+    for key in ("sm_clock_mhz", "power_limits_w", *(["throttle"] if throttled else [])):
         first, second = ours.get(key), other.get(key)
         numbers = isinstance(first, float) and isinstance(second, float)
         if first != second and not (numbers and math.isclose(first, second, rel_tol=0.02)) and ours and other:

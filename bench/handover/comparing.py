@@ -5,7 +5,7 @@ from pathlib import Path
 from bench.evidence import read_evidence
 from bench.handover.compare import Side, compare, side
 from bench.verdict import EXIT_CODES
-from images.console import emit_json, out, table
+from images.console import emit_json, out, printable, table
 from images.errors import RunProblem, UsageProblem
 from recipes.adopted import find_adopted
 
@@ -79,6 +79,9 @@ def _print(found: dict, runs: list[Path]) -> None:
         console.print(f"\nRate, mine and theirs: {said}", markup=False)
         if rate["text"]:
             console.print(f"  {rate['text']}", markup=False)
+        for whose, why in rate["limits"].items():
+            if why:
+                console.print(printable(f"  → {whose} is host-bound: {why}."), markup=False)
     rows = [(each["kind"], each["what"], _said(each["mine"]), _said(each["theirs"])) for each in found["fingerprint"]]
     if rows:
         console.print(table("\nFingerprints differ in", ("", "", "mine", "theirs"), rows))

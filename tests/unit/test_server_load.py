@@ -43,10 +43,14 @@ def test_a_run_whose_api_server_had_no_time_left_says_so_with_its_figures_and_wh
         assert "--api-server-count starts more of them" in answer.stdout
         found = json.loads((recipe.parent / "verdict.json").read_text())["server_cpu"]
         assert 0.8 < found["api_server"] < 1 and 0.4 < found["engine_core"] < 0.8
-        assert f"API server {found['api_server']:.2f}, engine core {found['engine_core']:.2f} of a core" in answer.stdout
+        assert (
+            f"API server {found['api_server']:.2f}, engine core {found['engine_core']:.2f} of a core" in answer.stdout
+        )
 
 
-@pytest.mark.parametrize(("api", "core", "bound"), [(0.3, 1.0, "engine core"), (0.3, 0.5, None), (0.95, 0.5, "API server")])
+@pytest.mark.parametrize(
+    ("api", "core", "bound"), [(0.3, 1.0, "engine core"), (0.3, 0.5, None), (0.95, 0.5, "API server")]
+)
 def test_what_is_said_follows_the_processes_of_the_record(tmp_path, api, core, bound):
     run = tmp_path / "run"
     shutil.copytree(HOST_BOUND[0].parent, run)
@@ -69,7 +73,9 @@ def test_what_is_said_follows_the_processes_of_the_record(tmp_path, api, core, b
 
 def test_every_token_that_a_model_of_random_weights_can_choose_is_text():
     """A token without text makes the server decode the whole prompt again with every token: it, not the GPU, is slow."""
-    dummies = [loaded for loaded in map(load_recipe, recipe_ids()) if loaded.recipe.engine.flags.get("load-format") == "dummy"]
+    dummies = [
+        loaded for loaded in map(load_recipe, recipe_ids()) if loaded.recipe.engine.flags.get("load-format") == "dummy"
+    ]
     folders = {loaded.folder / loaded.recipe.model.path for loaded in dummies}
     assert folders
     for folder in folders:
@@ -77,3 +83,17 @@ def test_every_token_that_a_model_of_random_weights_can_choose_is_text():
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         special = set(tokenizer.get_added_tokens_decoder())
         assert [token for token in range(size) if token not in special and not tokenizer.decode([token])] == []
+
+
+def test_two_runs_that_are_compared_say_which_of_them_the_host_held_back(inv):
+    mine, theirs = (recipe.parent for recipe in HOST_BOUND[:2])
+    answer = inv("compare", str(mine), str(theirs))
+    assert "→ mine is host-bound: the API server had no time left" in answer.stdout
+    assert "→ theirs is host-bound: the API server had no time left" in answer.stdout
+
+
+def test_memory_of_a_card_that_others_used_too_is_nobody_s_figure():
+    shared = sorted((ROOT / "results/h200/micro-cuda").rglob("verdict.json"))
+    assert shared
+    for verdict in map(json.loads, (file.read_text() for file in shared)):
+        assert verdict["gpu_memory_gb"] is None and "gpu_alone" in verdict["reasons"]["gpu_memory_gb"]
