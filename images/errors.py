@@ -19,6 +19,10 @@ class UsageProblem(Problem):
     exit_code = 2
 
 
+class SiteProblem(UsageProblem):
+    """What this machine's owner said of it can't be read: no recipe is at fault, and none can be used here."""
+
+
 class EngineProblem(Problem):
     """The engine could not be installed, found, started or kept alive."""
 

@@ -19,6 +19,7 @@ from recipes.load import Loaded, first_choice, load_adopted, load_recipe, recipe
 from recipes.machine import machine_facts, why_not
 from recipes.schema import Recipe
 from recipes.serving import platform_of
+from recipes.site import OwnSite, site_for_a_look
 
 MAX_TAGS = 50
 WHOLE = 20  # letters of a name that stay on one line
@@ -60,7 +61,8 @@ def list_recipes(verdicts: Mapping[str, Verdict], sources: Sequence[str], wire: 
     """
     machine = machine_facts()
     chosen, why = first_choice(machine["slug"])
-    rows = [*_library(machine, verdicts), *_adopted(machine, verdicts)]
+    own = site_for_a_look()
+    rows = [*_library(machine, verdicts, own), *_adopted(machine, verdicts, own)]
     failed = []
     for source in sources:
         try:
@@ -103,11 +105,11 @@ def _said(verdict: Verdict | None) -> str:
     return f"{verdict.state} on {verdict.machine}" + (", then INVALID" if verdict.invalid_since else "")
 
 
-def _library(machine: dict, verdicts: Mapping[str, Verdict]) -> list[Row]:
+def _library(machine: dict, verdicts: Mapping[str, Verdict], own: OwnSite) -> list[Row]:
     rows = []
     for recipe_id in recipe_ids():
         try:
-            loaded = load_recipe(recipe_id)
+            loaded = load_recipe(recipe_id, own=own)
         except UsageProblem as problem:
             rows.append(Row("library", recipe_id, None, "–", None, f"broken: {str(problem).splitlines()[0]}"))
             continue
@@ -148,7 +150,7 @@ def _here(loaded: Loaded, machine: dict) -> str:
     return f"runs here; engine {engine.image} {engine.version} {how}"
 
 
-def _adopted(machine: dict, verdicts: Mapping[str, Verdict]) -> list[Row]:
+def _adopted(machine: dict, verdicts: Mapping[str, Verdict], own: OwnSite) -> list[Row]:
     try:
         there = adopted()
     except UsageProblem as problem:
@@ -157,7 +159,7 @@ def _adopted(machine: dict, verdicts: Mapping[str, Verdict]) -> list[Row]:
     rows = []
     for each in there:
         try:
-            loaded = load_adopted(each)
+            loaded = load_adopted(each, own)
         except Problem as problem:
             rows.append(Row("adopted", each.reference, None, "–", None, f"broken: {str(problem).splitlines()[0]}"))
             continue

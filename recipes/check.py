@@ -17,25 +17,26 @@ from recipes.render import render
 from recipes.rules import RULES, broken_rules, require_rules
 from recipes.schema import Recipe
 from recipes.serving import platform_of
+from recipes.site import OwnSite, site_for_a_look
 from recipes.spec import HOST_CACHE, container, serving_spec
 
 SCHEMA_FILE = Path(__file__).with_name("recipe.schema.json")
 
 
-def findings(recipe_id: str) -> list[str]:
-    """Everything wrong with a recipe, one line each; empty when it is good."""
+def findings(recipe_id: str, own: OwnSite | None = None) -> list[str]:
+    """Everything wrong with a recipe, one line each; empty when it is good. `own` as `load_recipe` has it."""
     try:
-        return broken_rules(load_recipe(recipe_id))
+        return broken_rules(load_recipe(recipe_id, own=own))
     except UsageProblem as problem:
         return str(problem).splitlines()
 
 
-def engine_findings(recipe_id: str) -> list[str]:
+def engine_findings(recipe_id: str, own: OwnSite | None = None) -> list[str]:
     """What the recipe's engine doesn't accept, or doesn't do: unknown flags and variables, overridden settings.
 
     Where the engine isn't installed nothing is asked, and a note says so.
     """
-    loaded = load_recipe(recipe_id)
+    loaded = load_recipe(recipe_id, own=own)
     engine = find_engine(loaded.recipe.engine.image)
     if engine is None:
         note(f"The {loaded.recipe.engine.image} engine isn't installed: whether it knows these flags was not asked.")
@@ -54,9 +55,10 @@ def check_recipes(name: str | None, as_json: bool) -> int:
     One recipe is also held against its engine, where that is installed.
     """
     ids = recipe_ids() if name is None else [resolve_id(name)]
-    found = {recipe_id: findings(recipe_id) for recipe_id in ids}
+    own = site_for_a_look()
+    found = {recipe_id: findings(recipe_id, own) for recipe_id in ids}
     if name is not None and not found[ids[0]]:
-        found[ids[0]] = engine_findings(ids[0])
+        found[ids[0]] = engine_findings(ids[0], own)
     if as_json:
         emit_json(found)
     else:

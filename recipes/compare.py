@@ -11,6 +11,7 @@ from recipes.load import as_data as recipe_data
 from recipes.lock import locked_recipe
 from recipes.machine import why_not
 from recipes.schema import Recipe
+from recipes.site import OwnSite, site_for_a_look
 from recipes.spec import flag_arguments, serving_spec
 
 # What can make a rung measure nothing, by the key it changes.
@@ -68,8 +69,8 @@ def argument_changes(before: Loaded, after: Loaded) -> Iterator[tuple[str, str |
             yield name, old.get(name), new.get(name)
 
 
-def subject(text: str) -> Loaded:
-    """What a person names: a run's folder, a lock file, or a recipe.
+def subject(text: str, own: OwnSite | None = None) -> Loaded:
+    """What a person names: a run's folder, a lock file, or a recipe. `own` as `load_recipe` has it.
 
     Raises UsageProblem for a file or folder that is neither, or an unknown recipe.
     """
@@ -79,12 +80,13 @@ def subject(text: str) -> Loaded:
         return Loaded(validate(Recipe, document.data, document.marks), path, document.marks)
     if path.is_file():
         return locked_recipe(path)
-    return load_recipe(text)
+    return load_recipe(text, own=own)
 
 
 def difference(first: str, second: str) -> dict:
     """Two recipes, locks or runs: {argv_env: [[before, after]], other: [[key, before, after]]}."""
-    before, after = subject(first), subject(second)
+    own = site_for_a_look()
+    before, after = subject(first, own), subject(second, own)
     old, new = (dict(leaves(recipe_data(each.recipe))) for each in (before, after))
     others = [
         key
@@ -107,10 +109,10 @@ def ladder_rows(family: str, facts: dict) -> list[dict]:
     """
     rows = []
     last_published: float | None = None
-    rungs = load_ladder(family).rungs
+    rungs, own = load_ladder(family).rungs, site_for_a_look()
     for rung in rungs:
-        loaded = load_recipe(f"{family}/{rung}")
-        previous = _extended(loaded, {f"{family}/{each}" for each in rungs})
+        loaded = load_recipe(f"{family}/{rung}", own=own)
+        previous = _extended(loaded, {f"{family}/{each}" for each in rungs}, own)
         claimed = next((claim for claim in loaded.recipe.claims if claim.metric == "output_tok_s"), None)
         published = claimed.published if claimed else None
         delta = [now or f"without {was}" for _, was, now in argument_changes(previous, loaded)] if previous else []
@@ -130,10 +132,10 @@ def ladder_rows(family: str, facts: dict) -> list[dict]:
     return rows
 
 
-def _extended(loaded: Loaded, among: Collection[str]) -> Loaded | None:
+def _extended(loaded: Loaded, among: Collection[str], own: OwnSite) -> Loaded | None:
     """The nearest of the recipes `among` those given that a recipe extends."""
     while loaded.recipe.extends:
-        loaded = load_recipe(loaded.recipe.extends)
+        loaded = load_recipe(loaded.recipe.extends, own=own)
         if loaded.recipe.id in among:
             return loaded
     return None

@@ -15,7 +15,7 @@ from images.yaml_source import shown
 from recipes.check import save_lock
 from recipes.load import load_recipe
 from recipes.lock import Images
-from recipes.site import accept_image
+from recipes.site import accept_image, own_site
 
 
 def build_engine(
@@ -49,10 +49,11 @@ def build_engine(
 def order_for(recipe: str | None, image: str | None, **options: object) -> Order:
     """The order of a recipe's image, or of a named one.
 
-    Raises UsageProblem unless exactly one is named.
+    Raises UsageProblem unless exactly one is named, SiteProblem where this machine's site can't be read.
     """
     if bool(recipe) == bool(image):
         raise UsageProblem("build needs either --recipe NAME or --image NAME")
+    own_site()  # where it can't be read, an image can't be accepted: said before an hour's build
     return Order(load_recipe(recipe).recipe.engine.image if recipe else image, **options)
 
 

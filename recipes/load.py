@@ -13,7 +13,7 @@ from images.validate import nearest_mark, validate
 from images.yaml_source import Document, KeyPath, Mark, read_yaml
 from recipes.adopted import Adopted, Site, find_adopted
 from recipes.schema import Ladder, Recipe
-from recipes.site import at_own_site
+from recipes.site import OwnSite, at_own_site
 
 LIBRARY = Path(__file__).parent / "library"
 LADDER_FILE = "ladder.yaml"
@@ -97,25 +97,27 @@ def resolve_id(name: str, library: Path = LIBRARY) -> str:
     raise UsageProblem(_unknown("recipe", name, [*known, *families(library)]))
 
 
-def load_recipe(name: str, library: Path = LIBRARY) -> Loaded:
+def load_recipe(name: str, library: Path = LIBRARY, own: OwnSite | None = None) -> Loaded:
     """Load a recipe by id or family, following `extends`; one of the library with what this machine's site says.
 
-    Raises UsageProblem naming file, line and key for anything wrong.
+    `own` is that; by default it is read. Raises UsageProblem naming file, line and key for anything wrong, SiteProblem
+    where the site is.
     """
     recipe_id = resolve_id(name, library)
     if "@" in recipe_id:
-        return load_adopted(find_adopted(recipe_id))
+        return load_adopted(find_adopted(recipe_id), own)
     loaded = _load(recipe_id, library, chain=())
     if library != LIBRARY:
         return loaded
-    recipe, site = at_own_site(loaded.recipe)
+    recipe, site = at_own_site(loaded.recipe, own)
     return replace(loaded, recipe=recipe, site=site)
 
 
-def load_adopted(adopted: Adopted) -> Loaded:
+def load_adopted(adopted: Adopted, own: OwnSite | None = None) -> Loaded:
     """Load an adopted recipe, with what its own site says and then this machine's, at its lock's commit of the model.
 
-    Raises BundleProblem where it was changed since, UsageProblem for a site that can't be.
+    `own` is this machine's, as `load_recipe` has it. Raises BundleProblem where the recipe was changed since,
+    UsageProblem for a site that can't be.
     """
     adopted.require_unchanged()
     record = adopted.record
@@ -125,9 +127,9 @@ def load_adopted(adopted: Adopted) -> Loaded:
         model = model.model_copy(update={"revision": adopted.revision})
         loaded = replace(loaded, recipe=loaded.recipe.model_copy(update={"model": model}))
     origin = {"content": record.content, "version": record.version, "signer": record.signer, "label": adopted.label}
-    _, own = at_own_site(loaded.recipe)  # what its own site leaves open; its image is the bundle's matter
+    _, ours = at_own_site(loaded.recipe, own)  # what its own site leaves open; its image is the bundle's matter
     site = adopted.site
-    site = site.model_copy(update={"gpu": site.gpu or own.gpu, "cache": site.cache or own.cache})
+    site = site.model_copy(update={"gpu": site.gpu or ours.gpu, "cache": site.cache or ours.cache})
     return replace(loaded, site=site, wheels=adopted.wheels, origin=origin)
 
 

@@ -12,14 +12,16 @@ from pathlib import Path
 import yaml
 from pydantic import Field
 
-from images.console import emit_json, out, table
+from images.console import emit_json, note, out, table
 from images.declaration import Digest, Repository
-from images.errors import UsageProblem
+from images.errors import SiteProblem, UsageProblem
 from images.index import state_root
 from images.validate import validate
 from images.yaml_source import Mark, read_yaml, shown
 from recipes.adopted import SITE, Folder, Site, Uuid
 from recipes.schema import Part, Recipe, Revision, Text
+
+ALL = "all"  # what is said of the machine, whole
 
 
 class OwnSite(Part):
@@ -38,22 +40,47 @@ def site_file() -> Path:
 
 
 def own_site() -> OwnSite:
-    """What was said so far; nothing where there is no file. Raises UsageProblem naming file and key."""
+    """What was said so far; nothing where there is no file. Raises SiteProblem naming file, key and the ways out."""
     file = site_file()
     if not os.path.lexists(file):
         return OwnSite()
-    document = read_yaml(file)
-    return validate(OwnSite, document.data, document.marks)
+    try:
+        document = read_yaml(file)
+        return validate(OwnSite, document.data, document.marks)
+    except UsageProblem as problem:
+        raise SiteProblem(_broken(file, str(problem))) from None
 
 
-def keep_site(changed: Callable[[dict], None]) -> OwnSite:
-    """Change what is said; returns it as it is now. Raises UsageProblem for a value that can't be."""
+def _broken(file: Path, found: str) -> str:
+    lines = "\n".join(f"  {line}" for line in found.splitlines())
+    if file.is_dir():  # nothing of ours is in a folder: whose it is, we can't know
+        return f"The site.yaml of this machine is broken, no recipe is:\n{lines}\nMove that folder away."
+    return (
+        f"The site.yaml of this machine is broken, no recipe is:\n{lines}\n"
+        f"Mend the file, or forget all that was said in it: ./inv site --forget {ALL}"
+    )
+
+
+def site_for_a_look() -> OwnSite:
+    """What was said so far, for a task that only looks at recipes: of a file that is broken nothing, and a note."""
+    try:
+        return own_site()
+    except SiteProblem as problem:
+        note(f"✘ {problem}\nUntil then recipes are shown as the library has them.")
+        return OwnSite()
+
+
+def keep_site(changed: Callable[[dict], None], anew: bool = False) -> OwnSite:
+    """Change what is said, or, `anew`, say it in place of all that was; returns it as it is now.
+
+    Raises UsageProblem for a value that can't be, SiteProblem where what was said can't be read.
+    """
     file = site_file()
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with file.with_name(f"{file.name}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # two at once: neither undoes what the other says
-            data = own_site().model_dump()
+            data = (OwnSite() if anew else own_site()).model_dump()
             changed(data)
             site = validate(OwnSite, data, {(): Mark(Path("site"), 1)})
             said = {key: value for key, value in site.model_dump().items() if value}
@@ -66,9 +93,12 @@ def keep_site(changed: Callable[[dict], None]) -> OwnSite:
     return site
 
 
-def at_own_site(recipe: Recipe) -> tuple[Recipe, Site]:
-    """A recipe of the library as it is used on this machine: at the confirmed commit of its model; and its site."""
-    own, model = own_site(), recipe.model
+def at_own_site(recipe: Recipe, own: OwnSite | None = None) -> tuple[Recipe, Site]:
+    """A recipe of the library as it is used on this machine: at the confirmed commit of its model; and its site.
+
+    `own` is what is said of the machine; by default it is read. Raises SiteProblem where it can't be.
+    """
+    own, model = own or own_site(), recipe.model
     confirmed = own.revisions.get(model.repo or "")
     if confirmed and not model.revision:
         recipe = recipe.model_copy(update={"model": model.model_copy(update={"revision": confirmed})})
@@ -97,14 +127,15 @@ def change_site(
 
     def change(data: dict) -> None:
         for name in forget:
-            _forget(data, name)
+            if name != ALL:
+                _forget(data, name)
         data.update({key: value for key, value in (("gpu", gpu), ("cache", cache)) if value})
         data["mirrors"] += [mirror for mirror in mirrors if mirror not in data["mirrors"]]
         data["images"] |= dict(_pair("image", text) for text in images)
         data["revisions"] |= dict(_pair("model-revision", text) for text in revisions)
 
     asked = any((gpu, cache, mirrors, images, revisions, forget))
-    site = keep_site(change) if asked else own_site()
+    site = keep_site(change, anew=ALL in forget) if asked else own_site()
     if as_json:
         emit_json({"file": shown(site_file()), **site.model_dump()})
         return

@@ -163,7 +163,7 @@ def provision(
         "mirror": "a registry's repository to ask for an engine's image first; may be repeated",
         "image": "ENGINE=sha256:… of the image to use for an engine; `build` says so of what it built itself",
         "model-revision": "OWNER/NAME=COMMIT: the commit of a model's repository that you confirm",
-        "forget": "take something back: gpu, cache, mirrors, images.ENGINE or revisions.OWNER/NAME",
+        "forget": "take something back: gpu, cache, mirrors, images.ENGINE, revisions.OWNER/NAME; or all of it",
         "json": "print JSON",
     },
 )

@@ -21,6 +21,7 @@ from recipes.load import Loaded, load_recipe
 from recipes.lock import Images
 from recipes.model_files import differing_files, observed_files
 from recipes.rules import broken_rules
+from recipes.site import site_for_a_look
 
 MAX_BUNDLE_MB = 20
 LICENCE = re.compile(r"^\W*licen[cs]e\W", re.I | re.M)
@@ -140,7 +141,7 @@ def check_publish(name: str, as_json: bool) -> int:
 
     Raises UsageProblem for a recipe that can't be loaded.
     """
-    subject = examine(load_recipe(name))
+    subject = examine(load_recipe(name, own=site_for_a_look()))
     rows = [(rule, rule.says(subject)) for rule in RULES]
     marks = {NOT_APPLICABLE: None, None: True}
     told = [(marks.get(said, False), rule.id, rule.wants if said in marks else said) for rule, said in rows]

@@ -29,6 +29,7 @@ from recipes.model_files import differing_files, observed_files
 from recipes.rules import TABLE_VERSION, broken_rules
 from recipes.schema import Claim, Model
 from recipes.serving import platform_of
+from recipes.site import site_for_a_look
 
 STAGING, STALE_S = ".staging-", 86_400
 SITE_HEAD = """\
@@ -229,7 +230,7 @@ def _said(bundle: Bundle, loaded: Loaded, wishes: Wishes) -> list[Finding]:
         said = f"by {bundle.signer}; whether that is theirs, ask them: --pubkey"
         found.append(Finding("signed", None, said))
     try:
-        mine = load_recipe(info.recipe) if "@" not in info.recipe else None
+        mine = load_recipe(info.recipe, own=site_for_a_look()) if "@" not in info.recipe else None
     except UsageProblem:
         mine = None
     if mine is not None and mine.origin is None:

@@ -94,6 +94,53 @@ def test_what_is_no_file_in_its_place_is_said_and_not_taken_for_nothing(make):
         load_recipe("micro")
 
 
+BROKEN = {
+    "no YAML": lambda file: file.write_text("gpu: [\n"),
+    "two wrong types": lambda file: file.write_text("gpu: 3\nmirrors: 4\n"),
+    "link to nowhere": lambda file: file.symlink_to("nowhere"),
+    "folder": Path.mkdir,
+}
+
+
+@pytest.mark.parametrize("spoil", BROKEN.values(), ids=BROKEN)
+def test_a_spoilt_site_makes_no_recipe_look_broken_and_is_said_once_with_the_way_out(inv, state: Path, spoil):
+    """Tasks that look at recipes show them as if nothing were said; those that use what is said end at once."""
+    env = {"STATION_RECIPES_STATE": str(state / "door")}
+    file = state / "door" / "site.yaml"
+    before = inv("list", "--json", **env).stdout
+    file.parent.mkdir()
+    spoil(file)
+    said, way = "The site.yaml of this machine is broken, no recipe is", "./inv site --forget all"
+    way = "Move that folder away" if file.is_dir() else way
+    for task in (["check", "--all"], ["ladder", "--show", "--recipe", "micro"], ["list", "--json"]):
+        looked = inv(*task, **env)
+        assert (looked.returncode, looked.stderr.count(said), looked.stderr.count(way)) == (0, 1, 1), looked.stderr
+        assert f"  {file}:" in looked.stderr and str(file) not in looked.stdout
+    assert looked.stdout == before
+    for task in (["reproduce"], ["render", "--recipe", "micro-cuda"], ["build", "--image", "cpu"], ["site"]):
+        ended = inv(*task, **env)
+        assert (ended.returncode, ended.stderr.count(said), ended.stderr.count(way)) == (2, 1, 1), ended.stderr
+        assert ended.stdout == ""
+
+
+@pytest.mark.parametrize("spoil", BROKEN.values(), ids=BROKEN)
+def test_a_spoilt_site_is_forgotten_whole_and_nothing_that_is_not_ours_with_it(state: Path, spoil):
+    site_file().parent.mkdir()
+    spoil(site_file())
+    if site_file().is_dir():
+        with pytest.raises(UsageProblem, match="Move that folder away"):
+            say(forget=["gpu"])
+        with pytest.raises(UsageProblem, match=r"site\.yaml: can't be written: Is a directory"):
+            say(forget=["all"])
+        return
+    with pytest.raises(UsageProblem, match="no recipe is"):
+        say(forget=["gpu"], cache="/data/cache")
+    say(forget=["all"], cache="/data/cache")
+    assert own_site().model_dump(exclude_defaults=True) == {"cache": "/data/cache"}
+    say(forget=["all"])
+    assert own_site().model_dump(exclude_defaults=True) == {}
+
+
 def test_a_link_in_the_way_is_replaced_and_not_followed(state: Path):
     site_file().parent.mkdir()
     (state / "precious").write_text("precious")
