@@ -53,7 +53,7 @@ def load_ladder(family: str, library: Path = LIBRARY) -> Ladder:
     Raises UsageProblem for an unknown family, or rungs that have no file.
     """
     if family not in families(library):
-        raise UsageProblem(_unknown("family", family, families(library)))
+        raise UsageProblem(unknown("family", family, families(library)))
     file = library / family / LADDER_FILE
     document = read_yaml(file)
     ladder = validate(Ladder, document.data, document.marks)
@@ -94,7 +94,7 @@ def resolve_id(name: str, library: Path = LIBRARY) -> str:
     found = find_adopted(name) if library == LIBRARY else None
     if found:
         return found.reference
-    raise UsageProblem(_unknown("recipe", name, [*known, *families(library)]))
+    raise UsageProblem(unknown("recipe", name, [*known, *families(library)]))
 
 
 def load_recipe(name: str, library: Path = LIBRARY, own: OwnSite | None = None) -> Loaded:
@@ -148,7 +148,7 @@ def _load(recipe_id: str, library: Path, chain: tuple[str, ...]) -> Loaded:
         loop = " → ".join([*chain, recipe_id, parent_id])
         raise UsageProblem(f"{_mark(document, 'extends')}: extends goes round in a circle: {loop}")
     if parent_id not in recipe_ids(library):
-        said = _unknown("recipe", str(parent_id), recipe_ids(library))
+        said = unknown("recipe", str(parent_id), recipe_ids(library))
         raise UsageProblem(f"{_mark(document, 'extends')}: extends: {said}")
     return _extend(document, _load(parent_id, library, (*chain, recipe_id)), file.parent)
 
@@ -247,9 +247,7 @@ def _unset(data: dict, document: Document) -> None:
         holder = next((engine[part] for part in ("flags", "env") if name in engine.get(part, {})), None)
         if holder is None:
             known = [*engine.get("flags", {}), *engine.get("env", {})]
-            raise UsageProblem(
-                f"{_mark(document, 'engine', 'unset', index)}: {_unknown('inherited name', name, known)}"
-            )
+            raise UsageProblem(f"{_mark(document, 'engine', 'unset', index)}: {unknown('inherited name', name, known)}")
         del holder[name]
     engine["unset"] = []
 
@@ -258,7 +256,8 @@ def _mark(document: Document, *path: str | int) -> Mark:
     return nearest_mark(document.marks, path)
 
 
-def _unknown(kind: str, name: str, known: list[str]) -> str:
+def unknown(kind: str, name: str, known: list[str]) -> str:
+    """What is said of a name that isn't there: the ones that resemble it, else all there are."""
     close = nearest(name, known)
     hint = f"did you mean {' or '.join(close)}?" if close else f"there are: {', '.join(known) or 'none'}"
     return f"unknown {kind} {name!r}; {hint}"

@@ -6,13 +6,13 @@ measured but the model's commit, which is recorded in every run and lock.
 
 import fcntl
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import yaml
 from pydantic import Field
 
-from images.console import emit_json, note, out, table
+from images.console import note
 from images.declaration import Digest, Repository
 from images.errors import SiteProblem, UsageProblem
 from images.index import state_root
@@ -109,65 +109,3 @@ def at_own_site(recipe: Recipe, own: OwnSite | None = None) -> tuple[Recipe, Sit
 def accept_image(engine: str, image_id: str) -> None:
     """From now on recipes of an engine run in this image here."""
     keep_site(lambda data: data["images"].update({engine: image_id}))
-
-
-def change_site(
-    gpu: str | None,
-    cache: str | None,
-    mirrors: Sequence[str],
-    images: Sequence[str],
-    revisions: Sequence[str],
-    forget: Sequence[str],
-    as_json: bool,
-) -> None:
-    """Say something of this machine, or take it back, and print all that is said.
-
-    `images` are ENGINE=ID, `revisions` REPOSITORY=COMMIT, `forget` names of site.yaml such as images.cuda.
-    """
-
-    def change(data: dict) -> None:
-        for name in forget:
-            if name != ALL:
-                _forget(data, name)
-        data.update({key: value for key, value in (("gpu", gpu), ("cache", cache)) if value})
-        data["mirrors"] += [mirror for mirror in mirrors if mirror not in data["mirrors"]]
-        data["images"] |= dict(_pair("image", text) for text in images)
-        data["revisions"] |= dict(_pair("model-revision", text) for text in revisions)
-
-    asked = any((gpu, cache, mirrors, images, revisions, forget))
-    site = keep_site(change, anew=ALL in forget) if asked else own_site()
-    if as_json:
-        emit_json({"file": shown(site_file()), **site.model_dump()})
-        return
-    rows = list(_rows(site))
-    if not rows:
-        out().print("Nothing is said of this machine: recipes are used as the library has them.", markup=False)
-        return
-    out().print(table(f"What is said of this machine ({shown(site_file())})", ("what", "value"), rows, whole=80))
-
-
-def _rows(site: OwnSite) -> list[tuple[str, str]]:
-    single = [(name, value) for name in ("gpu", "cache") if (value := getattr(site, name))]
-    several = [
-        (f"{name}.{key}", value) for name in ("images", "revisions") for key, value in getattr(site, name).items()
-    ]
-    return [*single, *(("mirrors", each) for each in site.mirrors), *several]
-
-
-def _pair(option: str, text: str) -> tuple[str, str]:
-    key, equals, value = text.partition("=")
-    if not equals or not key or not value:
-        wanted = {"image": "ENGINE=sha256:…", "model-revision": "OWNER/NAME=<40 hex digits>"}[option]
-        raise UsageProblem(f"--{option} {text}: wanted {wanted}")
-    return key, value
-
-
-def _forget(data: dict, name: str) -> None:
-    part, _, key = name.partition(".")
-    holder = data.get(part)
-    if not holder or (key and (not isinstance(holder, dict) or key not in holder)):
-        raise UsageProblem(f"--forget {name}: nothing is said of it; ./inv site shows what is")
-    if key:
-        del holder[key]
-    else:
-        data[part] = type(holder)() if isinstance(holder, dict | list) else None

@@ -163,12 +163,12 @@ def provision(
         "mirror": "a registry's repository to ask for an engine's image first; may be repeated",
         "image": "ENGINE=sha256:… of the image to use for an engine; `build` says so of what it built itself",
         "model-revision": "OWNER/NAME=COMMIT: the commit of a model's repository that you confirm",
-        "forget": "take something back: gpu, cache, mirrors, images.ENGINE, revisions.OWNER/NAME; or all of it",
+        "forget": "take back gpu, cache, mirrors (one: mirrors.HOST/NAME), images.ENGINE, revisions.OWNER/NAME; or all",
         "json": "print JSON",
     },
 )
 def site(_c, gpu=None, cache=None, mirror=None, image=None, model_revision=None, forget=None, json=False):
     """Say once what holds for this machine, and every task uses it; bare, what is said so far."""
-    from recipes.site import change_site
+    from recipes.saying import change_site
 
     change_site(gpu, cache, mirror, image, model_revision, forget, json)

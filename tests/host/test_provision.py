@@ -10,7 +10,7 @@ import pytest
 
 from images.yaml_source import read_yaml
 from recipes.load import load_recipe
-from recipes.site import change_site
+from recipes.saying import change_site
 from tests.host.conftest import Archive, Front, Said, give_gpu, give_image, in_container
 from tests.host.fake_gpu import UUID
 from tests.host.machine import Machine

@@ -16,7 +16,8 @@ from images.errors import UsageProblem
 from recipes.load import load_recipe
 from recipes.lock import with_revision
 from recipes.machine import require_applies, why_not
-from recipes.site import accept_image, change_site, own_site, site_file
+from recipes.saying import change_site
+from recipes.site import accept_image, own_site, site_file
 from recipes.weights import require_weights, snapshot
 from tests.unit.test_findings import SOUND, Recorded, machine_facts
 
@@ -67,7 +68,15 @@ def test_an_image_that_was_accepted_for_an_engine_is_its_recipes_until_it_is_for
         ({"images": ["cuda"]}, "--image cuda: wanted ENGINE=sha256"),
         ({"images": ["cuda=latest"]}, "images"),
         ({"revisions": [f"{REPO}=main"]}, "revisions"),
+        ({"images": [f"cudda={IMAGE}"]}, "--image cudda=…: unknown engine 'cudda'; did you mean cuda"),
+        ({"images": [f"rocm={IMAGE}"]}, "unknown engine 'rocm'; there are: cpu, cuda"),
+        ({"revisions": [f"{REPO.replace('Super', 'Supper')}={COMMIT}"]}, f"unknown model's repository .*{REPO}"),
+        ({"revisions": [f"x/y={COMMIT}"]}, f"unknown model's repository 'x/y'; there are: {REPO}"),
         ({"forget": ["images.cuda"]}, "nothing is said of it"),
+        ({"forget": ["cahce"]}, "did you mean cache"),
+        ({"forget": ["mirrors.registry.example.org/vllm"]}, "nothing is said of it"),
+        ({"forget": ["cache./data"]}, "nothing is said of it"),
+        ({"forget": ["mirrors."]}, "nothing is said of it"),
         ({"forget": ["nonsense"]}, "nothing is said of it"),
     ],
 )
@@ -77,6 +86,16 @@ def test_what_cannot_be_is_refused_and_what_was_said_stays(said, wanted):
     with pytest.raises(UsageProblem, match=wanted):
         say(**said)
     assert site_file().read_bytes() == before
+
+
+def test_one_mirror_is_forgotten_alone_and_the_others_are_asked_in_the_order_they_were_said_in():
+    say(mirrors=["one.example.org/vllm", "two.example.org/vllm", "three.example.org:5000/vllm"])
+    say(forget=["mirrors.two.example.org/vllm"])
+    assert own_site().mirrors == ["one.example.org/vllm", "three.example.org:5000/vllm"]
+    with pytest.raises(UsageProblem, match="did you mean mirrors.three.example.org:5000/vllm"):
+        say(forget=["mirrors.three.example.org/vllm"])
+    say(forget=["mirrors.one.example.org/vllm", "mirrors.three.example.org:5000/vllm"])
+    assert "mirrors" not in site_file().read_text()
 
 
 def test_a_spoilt_file_is_named_with_the_key_that_is_wrong():
@@ -204,5 +223,6 @@ def test_site_through_the_front_door(inv, state: Path):
     told = json.loads(inv("site", "--model-revision", f"{REPO}={COMMIT}", "--json", **env).stdout)
     assert told["revisions"] == {REPO: COMMIT}
     assert COMMIT in inv("site", **env).stdout
-    wrong = inv("site", "--gpu", "1", **env)
-    assert wrong.returncode == 2 and "gpu" in wrong.stderr and "Traceback" not in wrong.stderr
+    for said, told in (("--gpu", "1"), "gpu"), (("--image", f"cudda={IMAGE}"), "did you mean cuda"):
+        wrong = inv("site", *said, **env)
+        assert wrong.returncode == 2 and told in wrong.stderr and "Traceback" not in wrong.stderr
