@@ -75,6 +75,7 @@ def ceiling(_c, recipe=None, json=False):
 
 
 @task(
+    auto_shortflags=False,
     help={
         "recipe": RECIPE,
         "url": "measure a server someone else started, such as http://127.0.0.1:8000",
@@ -82,7 +83,7 @@ def ceiling(_c, recipe=None, json=False):
         "windows": "measured loads instead of the recipe's number",
         "out": "folder for runs (default .runs in the repository)",
         "json": "print verdict.json instead of tables",
-    }
+    },
 )
 def bench(_c, recipe=None, url=None, host=None, windows=0, out=RUNS, json=False):
     """Measure a running server with a recipe's benchmark: a provisioned service is judged, any other is not."""

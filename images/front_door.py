@@ -1,5 +1,6 @@
 """Room images: the front door: Invoke's program with the project's exit codes and one way to end."""
 
+import inspect
 import os
 import signal
 import sys
@@ -23,7 +24,9 @@ class FrontDoor(Program):
 
     def parse_core(self, argv):
         """Parse; a mistake ends with status 2 and the nearest task's name."""
-        self._as_usage(super().parse_core, argv)
+        program, *given = argv
+        self._refuse_short_host(given)
+        self._as_usage(super().parse_core, [program, *_arguments(given, self.namespace.task_names)])
 
     def parse_tasks(self):
         """Parse; a mistake ends with status 2 and the nearest task's name."""
@@ -38,6 +41,18 @@ class FrontDoor(Program):
                 sys.stdout.flush()
         except BrokenPipeError:
             raise _unread() from None
+
+    def _refuse_short_host(self, given: list[str]) -> None:
+        """-h is --help: with a value behind it, for a task that takes --host, somebody meant that."""
+        if not given or given[0] not in self.namespace.task_names or "--help" in given:
+            return
+        if "host" not in inspect.signature(self.namespace[given[0]].body).parameters:
+            return
+        for place, word in enumerate(given):
+            behind = given[place + 1] if word == "-h" and place + 1 < len(given) else word[2:].removeprefix("=")
+            if word.startswith("-h") and behind and not behind.startswith("-"):
+                meant = f"./inv {given[0]} --host {behind}"
+                raise Exit(f"-h is --help, and takes no value: a host is named with --host, {meant}", code=2)
 
     def _as_usage(self, parse, *args):
         try:
@@ -95,4 +110,4 @@ def open_door(tasks: Collection) -> None:
     door = FrontDoor(
         name="station-recipes", binary="./inv", namespace=tasks, version="0.1.0", config_class=NobodysConfig
     )
-    door.run(["./inv", *_arguments(sys.argv[1:], tasks.task_names)])
+    door.run(["./inv", *sys.argv[1:]])

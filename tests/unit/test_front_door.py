@@ -80,6 +80,47 @@ def test_wrong_usage_ends_with_2_and_says_what_to_do(inv, arguments, said):
     assert "Traceback" not in answer.stderr
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["doctor", "-h", "web1"],
+        ["doctor", "--json", "-h", "web1"],
+        ["doctor", "-h=web1"],
+        ["doctor", "-hweb1", "--json"],
+        ["provision", "-h", "web1", "--recipe", "micro"],
+        ["bench", "--recipe", "micro", "-h", "web1"],
+    ],
+    ids=" ".join,
+)
+def test_h_where_host_was_meant_names_host_and_does_nothing(inv, arguments):
+    answer = inv(*arguments)
+    assert (answer.returncode, answer.stdout) == (2, "")
+    assert answer.stderr.count("\n") == 1 and f"./inv {arguments[0]} --host web1" in answer.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "explained"),
+    [
+        (["-h"], "<subcommand>"),
+        (["-h", "doctor"], "doctor"),
+        (["doctor", "-h"], "doctor"),
+        (["doctor", "-h", "--json"], "doctor"),
+        (["doctor", "--host", "web1", "-h"], "doctor"),
+        (["provision", "--help"], "provision"),
+        (["bench", "-h"], "bench"),
+        (["check", "-h", "micro"], "check"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_h_alone_goes_on_explaining_and_no_help_shows_it_as_another_option(inv, arguments, explained):
+    answer = inv(*arguments)
+    assert (answer.returncode, answer.stderr) == (0, "")
+    assert answer.stdout.startswith(f"Usage: ./inv [--core-opts] {explained} ")
+    assert "-h STRING, --host" not in answer.stdout
+    if explained in {"doctor", "provision"}:
+        assert "--host=STRING hosts or groups, separated by commas" in " ".join(answer.stdout.split())
+
+
 def test_all_recipes_are_checked_in_under_three_seconds_without_the_engine(inv, tmp_path):
     checking = ("check", "--all", "--json")
     assert processor_time(lambda: inv(*checking, STATION_RECIPES_CACHE=str(tmp_path))) < 3
