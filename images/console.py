@@ -6,10 +6,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
-from rich.console import Console, Group
+from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table
 from rich.text import Text
+
+from images.table import Table
 
 SHORT = 16  # letters that a table's column keeps on one line
 HEARTBEAT_S = 30  # where there is no terminal, a line this often says that work goes on
@@ -53,19 +54,20 @@ def printable(text: str) -> str:
     return "".join(letter if letter.isprintable() or letter == "\n" else "\ufffd" for letter in text)
 
 
-def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], whole: int = SHORT) -> Group:
+def table(
+    title: str,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str | Text]],
+    whole: int = SHORT,
+    below: Sequence[str] = (),
+) -> Table:
     """Build the one kind of table used everywhere: a title line, a header unless it is empty, the rows.
 
-    Where a terminal is too narrow, columns with texts of more than `whole` letters are wrapped and the others stay.
+    Where a terminal is too narrow, texts of more than `whole` letters are wrapped between words; columns that find no
+    room even so stand below their rows, those named in `below` first.
     """
-    grid = Table(box=None, pad_edge=False, header_style="bold", show_header=any(columns))
     cells = [[cell if isinstance(cell, Text) else Text(printable(cell)) for cell in row] for row in rows]
-    for number, column in enumerate(columns):
-        longest = max([len(column), *(len(row[number]) for row in cells if number < len(row))])
-        grid.add_column(column, overflow="fold", no_wrap=longest <= whole)
-    for row in cells:
-        grid.add_row(*row)
-    return Group(Text(title, style="italic"), grid) if title else Group(grid)
+    return Table(title, columns, cells, whole, below)
 
 
 @contextmanager

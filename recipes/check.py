@@ -108,7 +108,7 @@ def print_ladder(name: str, as_json: bool) -> None:
         for row in rows
     ]
     columns = ("rung", "change", "output tok/s", "step", "on this machine", "a no-op if")
-    out().print(table(load_ladder(family).title, columns, lines))
+    out().print(table(load_ladder(family).title, columns, lines, below=("change", "a no-op if")))
 
 
 def write_schema() -> None:

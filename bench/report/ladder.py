@@ -46,7 +46,7 @@ def _print_rates(found: dict, console: Console) -> None:
     columns = ("rung", "change", "published (claimed)", f"output tok/s ({found['status']})", "95% interval")
     columns += ("step", "acceptance", "effect", "claims")
     console.print()
-    console.print(table("", columns, rows))
+    console.print(table("", columns, rows, below=("change", "95% interval", "step")))
 
 
 def _rate(row: dict) -> str:
@@ -104,8 +104,10 @@ def _print_costs(found: dict, console: Console) -> None:
     ]
     if rows:
         columns = ("rung", "TTFT p50/p95, ms", "TPOT p50/p95, ms", "E2E p50/p95, s", "GPU GB", "W", "J/token")
+        columns += ("quality, exact", "boot, s")
+        below = ("quality, exact", "E2E p50/p95, s", "boot, s")
         console.print()
-        console.print(table("What it costs", (*columns, "quality, exact", "boot, s"), rows))
+        console.print(table("What it costs", columns, rows, whole=20, below=below))
 
 
 def _percentiles(row: dict, name: str) -> str:
