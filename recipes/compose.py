@@ -9,17 +9,18 @@ from images.validate import validate
 from recipes.load import Loaded, as_data, changes, leaves, load_ladder, load_recipe
 from recipes.machine import why_not
 from recipes.schema import Recipe
+from recipes.site import OwnSite
 
 
-def ancestor(loaded: Loaded, facts: dict, among: Collection[str] = ()) -> Loaded | None:
+def ancestor(loaded: Loaded, facts: dict, among: Collection[str] = (), own: OwnSite | None = None) -> Loaded | None:
     """The recipe that a rung's change is measured against here: the nearest one it extends that can run here.
 
     One whose id is `among` those given goes before nearer ones that aren't: the rungs that are measured. None for the
-    first recipe of a family, and for one whose ancestors belong to another family.
+    first recipe of a family, and for one whose ancestors belong to another family. `own`: see load_recipe.
     """
     current, found = loaded, []
     while current.recipe.extends:
-        current = load_recipe(current.recipe.extends)
+        current = load_recipe(current.recipe.extends, own=own)
         if current.recipe.family != loaded.recipe.family:
             break
         if why_not(current.recipe, facts) is None:
@@ -60,14 +61,14 @@ def _set(data: dict, path: tuple[str, ...], wanted: dict[tuple[str, ...], Any]) 
         data.pop(path[-1], None)
 
 
-def rungs_of(family: str, chosen: str | None) -> list[Loaded]:
+def rungs_of(family: str, chosen: str | None, own: OwnSite | None = None) -> list[Loaded]:
     """A family's rungs in the ladder's order, or those that are named (separated by commas), in the order given.
 
-    Raises UsageProblem for a family or rung that isn't there, or one named twice.
+    `own`: see load_recipe. Raises UsageProblem for a family or rung that isn't there, or one named twice.
     """
     names = [name.strip() for name in chosen.split(",") if name.strip()] if chosen else load_ladder(family).rungs
     if len(set(names)) < len(names):
         raise UsageProblem(f"--rungs {chosen}: one stands twice")
     if not names:
         raise UsageProblem("--rungs: wanted names of rungs, separated by commas")
-    return [load_recipe(f"{family}/{name}") for name in names]
+    return [load_recipe(f"{family}/{name}", own=own) for name in names]

@@ -15,6 +15,7 @@ from images.errors import Problem, RunProblem, UsageProblem
 from recipes.compose import rungs_of
 from recipes.load import load_ladder
 from recipes.machine import machine_facts
+from recipes.site import OwnSite
 
 
 def join_ladders(folders: list[Path], root: Path) -> tuple[Path, dict]:
@@ -66,7 +67,8 @@ def _remade(folder: Path, setting: Setting) -> dict:
     if not runs:
         raise RunProblem(f"{folder}: no boot of this ladder has been recorded yet ({FILE})")
     facts = {**machine_facts(), **read_json(runs[0])}  # of the machine that made the runs, not of this one
-    rungs = rungs_here(setting, rungs_of(setting.family, ",".join(setting.rungs)), facts)
+    nobody = OwnSite()  # what is said of this machine is none of theirs
+    rungs = rungs_here(setting, rungs_of(setting.family, ",".join(setting.rungs), nobody), facts, nobody)
     boots = read_boots(folder)
     if not setting.keep:
         rungs = as_measured(folder, rungs, boots)

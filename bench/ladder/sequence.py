@@ -11,6 +11,7 @@ from bench.ladder.setting import Setting
 from recipes.compose import ancestor, compose
 from recipes.load import Loaded
 from recipes.machine import why_not
+from recipes.site import OwnSite
 
 
 @dataclass(frozen=True)
@@ -40,11 +41,11 @@ class Outlook:
     configurations: dict[str, Rung]
 
 
-def rungs_here(setting: Setting, loaded: Sequence[Loaded], facts: dict) -> list[Rung]:
-    """Every rung with the ladder's load; those that can't exist here with the reason."""
+def rungs_here(setting: Setting, loaded: Sequence[Loaded], facts: dict, own: OwnSite | None = None) -> list[Rung]:
+    """Every rung with the ladder's load; those that can't exist here with the reason. `own`: see load_recipe."""
     found = []
     for each in loaded:
-        before = ancestor(each, facts, {other.recipe.id for other in loaded})
+        before = ancestor(each, facts, {other.recipe.id for other in loaded}, own)
         shaped = setting.applied(each)
         found.append(
             Rung(

@@ -24,6 +24,7 @@ from images.console import note
 from recipes.compare import argument_changes
 from recipes.load import Loaded, load_recipe
 from recipes.schema import Benchmark
+from recipes.site import OwnSite
 
 FILE = "ladder.json"
 SENSITIVITY = 0.1
@@ -111,7 +112,7 @@ def _plan_row(rung: Rung, tried: Rung) -> dict:
 
 def _own(rung: Rung) -> Loaded:
     """The recipe as the library has it: another load than the claim's takes nothing from what was published."""
-    return load_recipe(rung.loaded.recipe.id)
+    return load_recipe(rung.loaded.recipe.id, own=OwnSite())
 
 
 def _shape(load: Benchmark) -> str:

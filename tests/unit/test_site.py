@@ -21,6 +21,8 @@ from recipes.site import accept_image, own_site, site_file
 from recipes.weights import require_weights, snapshot
 from tests.unit.test_findings import SOUND, Recorded, machine_facts
 
+ROOT = Path(__file__).parents[2]
+
 FAMILY, REPO = "nemotron-3.5-super-vl", "nvidia/NVIDIA-Nemotron-3.5-Super-VL-120B-A12B-NVFP4"
 COMMIT, IMAGE = "0123456789abcdef0123456789abcdef01234567", "sha256:" + "ab" * 32
 STATION = {"gpus": [{"uuid": "GPU-1", "name": "NVIDIA GB300"}]}
@@ -140,6 +142,18 @@ def test_a_spoilt_site_makes_no_recipe_look_broken_and_is_said_once_with_the_way
         ended = inv(*task, **env)
         assert (ended.returncode, ended.stderr.count(said), ended.stderr.count(way)) == (2, 1, 1), ended.stderr
         assert ended.stdout == ""
+
+
+@pytest.mark.parametrize("spoil", BROKEN.values(), ids=BROKEN)
+def test_a_ladder_is_judged_from_its_folder_alone_whatever_this_machine_s_site_says(inv, state: Path, spoil):
+    folder = sorted((ROOT / "results/h200").rglob("ladder.json"))[0].parent
+    env = {"STATION_RECIPES_STATE": str(state / "door")}
+    before = inv("verdict", str(folder), "--json", **env)
+    (state / "door").mkdir()
+    spoil(state / "door" / "site.yaml")
+    after = inv("verdict", str(folder), "--json", **env)
+    assert (after.returncode, after.stdout, after.stderr) == (before.returncode, before.stdout, before.stderr)
+    assert before.returncode == 7 and json.loads(before.stdout)["left"]
 
 
 @pytest.mark.parametrize("spoil", BROKEN.values(), ids=BROKEN)
