@@ -10,7 +10,7 @@ from bench.conditions import GpuMeans, gpu_means
 from bench.counters import acceptance_length
 from bench.evidence import Evidence, Window, judging
 from bench.quality.score import score_suite
-from bench.server_load import ServerLoad, server_load
+from bench.server_load import ServerLoad, limits_of, server_loads
 from recipes.schema import Claim
 
 LATENCY_CLAIMS = {"ttft_p95_ms": "ttft", "tpot_p95_ms": "tpot"}
@@ -21,7 +21,8 @@ class Measurement:
     """A run's figures. Lists hold one value a boot, the mean over its windows, or are empty.
 
     `steady` is empty unless every window has a steady state; `no_steady` says which hasn't and why.
-    `n_eff` is the mean and `peak` the most streams in flight, `little_gap` the worst window's.
+    `n_eff` is the mean and `peak` the most streams in flight, `little_gap` the worst window's. `server` has one entry a
+    window in which the server was watched.
     """
 
     boots: int
@@ -38,13 +39,13 @@ class Measurement:
     latency_p95_ms: dict[str, list[float]]
     factors: Factors | None
     gpu: GpuMeans
-    server: ServerLoad
+    server: list[ServerLoad]
     quality: dict[str, dict[str, dict]]
 
     @property
     def limits(self) -> str | None:
         """Why the host, not the GPU, set the rate, in words; None where nothing shows that."""
-        return self.server.limits((self.gpu.conditions or {}).get("utilisation_pct"))
+        return limits_of(self.server)
 
     def boots_of(self, claim: Claim) -> list[float]:
         """The values of a claim's metric, one a boot; empty where it wasn't measured."""
@@ -104,7 +105,7 @@ def _measure(evidence: Evidence) -> Measurement:
         latency_p95_ms={name: [] if None in values else values for name, values in p95.items()},
         factors=_factors(evidence, pairs),
         gpu=gpu_means(pairs),
-        server=server_load(pairs),
+        server=server_loads(pairs),
         quality={suite: score_suite(answers) for suite, answers in evidence.quality.items() if answers},
     )
 

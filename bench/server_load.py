@@ -1,57 +1,98 @@
 """Room bench: how busy the server's own processes were, and whether they, not the GPU, set the rate. Pure."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
 
 import numpy as np
 
 from bench.analyse import WindowResult
 from bench.attribution import GPU_IDLE_PCT
 from bench.evidence import Window
-from bench.telemetry.window import window_figures
+from bench.telemetry.store import Telemetry
+from bench.telemetry.window import Bounds, idle_share, process_shares, window_figures
 
+# How the processes of a vLLM server are named: those that serve HTTP; those that schedule steps and drive the device.
+API_SERVERS = ("VLLM::API", "python", "vllm")
+CORES = ("VLLM::Engine", "VLLM::Worker")
 API_LIMIT = 0.8
-CORE_LIMIT = 0.95
+STANDS_STILL = 0.1
 
 
 @dataclass(frozen=True)
 class ServerLoad:
-    """Shares of one core, means over windows; None where they aren't known.
+    """A server's load in a window; None where it isn't known.
 
-    `api_server`: the busiest process that takes requests, turns text into tokens and back, and streams answers.
-    `engine_core`: the busiest of those that schedule steps and drive the device.
+    `api_server`: share of a core of the busiest process that takes requests, turns text into tokens and back, and
+    streams answers. `engine_core`: of the busiest of those that schedule steps and drive the device; `engine_idle`: the
+    share of the time in which that one did nothing. `gpu_busy_pct`: mean utilisation of the GPUs, as NVML tells it.
     """
 
     api_server: float | None = None
     engine_core: float | None = None
+    engine_idle: float | None = None
+    gpu_busy_pct: float | None = None
 
-    def limits(self, gpu_busy_pct: float | None) -> str | None:
+    @property
+    def limits(self) -> str | None:
         """Why the host set the rate and not the GPU, in words; None where nothing shows that.
 
-        `gpu_busy_pct`: the GPU's mean utilisation as NVML tells it, None without a GPU. An engine core that never
-        waits is how a CPU engine computes, and how one beside a busy GPU polls: it says something only if the GPU is
-        often idle.
+        With every stream in flight an engine has work; one that stands still beside a busy API server waits for it. An
+        engine core that is always at work says something only beside a GPU that is often idle: it is how a CPU engine
+        computes, and how one polls a busy GPU.
         """
-        idle = "" if gpu_busy_pct is None else f"; the GPU was busy {gpu_busy_pct:.0f}% of the time"
-        if self.api_server is not None and self.api_server >= API_LIMIT:
+        if self.engine_idle is None or (self.gpu_busy_pct is not None and self.gpu_busy_pct >= GPU_IDLE_PCT):
+            return None
+        if self.engine_idle >= STANDS_STILL:
+            if self.api_server is None or self.api_server < API_LIMIT:
+                return None
             return (
-                f"the API server had no time left ({self.api_server:.2f} of a core{idle}): it sets this rate. "
-                "--api-server-count starts more of them"
+                f"the API server was at its limit ({self.api_server:.2f} of a core), and the engine waited for it "
+                f"{self.engine_idle:.0%} of the time. --api-server-count starts more of them"
             )
-        waiting = gpu_busy_pct is not None and gpu_busy_pct < GPU_IDLE_PCT
-        if waiting and self.engine_core is not None and self.engine_core >= CORE_LIMIT:
-            return f"the engine core had no time left ({self.engine_core:.2f} of a core{idle}): the host sets this rate"
+        if self.gpu_busy_pct is None:
+            return None
+        return (
+            f"the engine core never stood still ({self.engine_core:.2f} of a core) and the GPU was busy "
+            f"{self.gpu_busy_pct:.0f}% of the time: between steps it waits for the host"
+        )
+
+
+def server_loads(pairs: Sequence[tuple[Window, WindowResult]]) -> list[ServerLoad]:
+    """The server's load in the steady part of each window that has one, and telemetry of the server."""
+    watched = [(window.telemetry, result.bounds) for window, result in pairs if window.telemetry and result.bounds]
+    found = [_load(telemetry, bounds) for telemetry, bounds in watched]
+    return [load for load in found if load.engine_core is not None or load.api_server is not None]
+
+
+def limits_of(loads: Sequence[ServerLoad]) -> str | None:
+    """Why the host set the rate in windows, in words, and in how many of them; None where it did in none."""
+    bound = [load for load in loads if load.limits]
+    if not bound:
         return None
+    said = mean_load(bound).limits or bound[0].limits
+    return said if len(bound) == len(loads) else f"in {len(bound)} of {len(loads)} windows {said}"
 
 
-def server_load(pairs: list[tuple[Window, WindowResult]]) -> ServerLoad:
-    """The server's load in the steady part of windows; nothing is known unless every window has one and telemetry."""
-    if not pairs or any(window.telemetry is None or result.bounds is None for window, result in pairs):
-        return ServerLoad()
-    figures = [window_figures(window.telemetry, result.bounds) for window, result in pairs]
+def mean_load(loads: Sequence[ServerLoad]) -> ServerLoad:
+    """The mean over windows; what isn't known in one is unknown."""
+    columns = zip(*map(astuple, loads), strict=True)
+    return ServerLoad(*(None if None in column else float(np.mean(column)) for column in columns))
+
+
+def _load(telemetry: Telemetry, bounds: Bounds) -> ServerLoad:
+    shares = process_shares(telemetry, bounds)
+    named = [
+        (str(process.get("name")), share, column)
+        for column, (process, share) in enumerate(zip(telemetry.meta["processes"], shares, strict=True))
+        if process["role"] == "server" and share is not None
+    ]
+    api = [share for name, share, _ in named if name.startswith(API_SERVERS)]
+    cores = [(share, column) for name, share, column in named if name.startswith(CORES)]
+    core, column = max(cores, default=(None, None))
+    busy = [gpu.utilisation_pct for gpu in window_figures(telemetry, bounds).gpus]
     return ServerLoad(
-        _mean([each.api_server_share for each in figures]), _mean([each.engine_core_share for each in figures])
+        api_server=max(api, default=None),
+        engine_core=core,
+        engine_idle=None if column is None else idle_share(telemetry, bounds, column),
+        gpu_busy_pct=None if not busy or None in busy else float(np.mean(busy)),
     )
-
-
-def _mean(values: list[float | None]) -> float | None:
-    return None if None in values else float(np.mean(values))

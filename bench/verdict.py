@@ -12,6 +12,7 @@ from bench.floors import known_floor
 from bench.guards import Guard, run_guards
 from bench.measurement import Measurement, measure_evidence
 from bench.runfolder import dump_json, write_text
+from bench.server_load import mean_load
 from bench.statistics import interval95
 from images.console import note
 from recipes.model_files import differing_files
@@ -167,9 +168,11 @@ def _figures(evidence: Evidence, measured: Measurement, voided: list[Guard]) -> 
 
 def _server_cpu(measured: Measurement) -> dict | None:
     """Shares of a core of the server's own processes, and whether they set the rate; None where nobody looked."""
-    if measured.server.api_server is None and measured.server.engine_core is None:
+    if not measured.server:
         return None
-    return {**asdict(measured.server), "limits": measured.limits}
+    known = asdict(mean_load(measured.server))
+    del known["gpu_busy_pct"]  # it stands among the conditions
+    return {**known, "limits": measured.limits}
 
 
 def _noise_floor(evidence: Evidence) -> dict | None:
@@ -206,7 +209,7 @@ def _why_missing(figures: dict, measured: Measurement) -> dict:
     if figures["energy_scope"] is None and "energy_j_per_token" in measured.gpu.reasons:
         missing["energy_scope"] = measured.gpu.reasons["energy_j_per_token"]
     if figures["server_cpu"] is None:
-        missing["server_cpu"] = "no telemetry of the server in a steady window"
+        missing["server_cpu"] = "no telemetry of processes known as the server's in a steady window"
     if figures["quality"] is None:
         missing["quality"] = "no quality suite was run"
     return missing

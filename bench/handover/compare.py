@@ -221,8 +221,8 @@ def _host(mine: Side, theirs: Side) -> list[Difference]:
     """How busy the server's processes were, where one side was host-bound."""
     if not (mine.measured.limits or theirs.measured.limits):
         return []
-    loads = (mine.measured.server, theirs.measured.server)
-    api, core = ([_core(getattr(load, name)) for load in loads] for name in ("api_server", "engine_core"))
+    loads = [one.verdict["server_cpu"] or {} for one in (mine, theirs)]
+    api, core = ([_core(load.get(name)) for load in loads] for name in ("api_server", "engine_core"))
     return [Difference("host", "API server", *api), Difference("host", "engine core", *core)]
 
 

@@ -171,8 +171,9 @@ def _more_figures(verdict: dict) -> list[tuple[str, str, str]]:
         pairs = (("API server", server["api_server"]), ("engine core", server["engine_core"]))
         shares = ", ".join(f"{name} {share:.2f}" for name, share in pairs if share is not None)
         busy = (conditions or {}).get("utilisation_pct")
-        idle = "" if busy is None else f"the GPU was busy {busy:.0f}% of the time"
-        rows.append(("server", f"{shares} of a core", idle))
+        idle = "" if busy is None else f"GPU busy {busy:.0f}%"
+        waited = "" if server["engine_idle"] is None else f"engine idle {server['engine_idle']:.0%} of the time"
+        rows.append(("server", f"{shares} of a core", "; ".join(filter(None, (waited, idle)))))
     noise = verdict["noise_floor"]
     if noise and "output_tok_s" in noise["relative"]:
         floor = noise["relative"]["output_tok_s"]

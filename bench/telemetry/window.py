@@ -29,8 +29,7 @@ THROTTLE_WORDS = {
     "display_clocks": "display clocks",
 }
 
-# How vLLM names the processes that schedule steps and drive the device; the others of a server serve HTTP.
-CORES = ("VLLM::Engine", "VLLM::Worker")
+IDLE_BELOW, IDLE_STEP_S = 0.15, 0.5
 
 Bounds = tuple[float, float]
 
@@ -65,8 +64,7 @@ class WindowFigures:
 
     `gap_share` is the share of the window without samples, `client_share` that of the busiest client
     process, `client_wait_share` the longest share of the window that one of them waited for a free core,
-    `api_server_share` and `engine_core_share` those of the server's busiest processes of either kind, `no_gpu` why
-    there is no GPU telemetry.
+    `no_gpu` why there is no GPU telemetry.
     """
 
     gap_share: float
@@ -75,8 +73,6 @@ class WindowFigures:
     client_wait_share: float | None
     server_cores: float | None
     server_share: float | None
-    api_server_share: float | None
-    engine_core_share: float | None
     host_busy_cores: float | None
     host_load1: float | None
     host_memory_gb: float | None
@@ -90,8 +86,6 @@ def window_figures(telemetry: Telemetry, bounds: Bounds) -> WindowFigures:
     inside = _inside(arrays["time_s"], bounds)
     clients = _of_role(telemetry, "client", process_shares(telemetry, bounds))
     servers = _of_role(telemetry, "server", process_shares(telemetry, bounds))
-    cores = _of_role(telemetry, "server", process_shares(telemetry, bounds), CORES)
-    others = _of_role(telemetry, "server", process_shares(telemetry, bounds), CORES, named=False)
     waits = _of_role(telemetry, "client", process_shares(telemetry, bounds, "process_wait_s"))
     return WindowFigures(
         gap_share=gap_share(telemetry, bounds),
@@ -100,8 +94,6 @@ def window_figures(telemetry: Telemetry, bounds: Bounds) -> WindowFigures:
         client_wait_share=max(waits, default=None),
         server_cores=sum(servers) if servers else None,
         server_share=max(servers, default=None),
-        api_server_share=max(others, default=None) if cores else None,
-        engine_core_share=max(cores, default=None),
         host_busy_cores=rate_within(arrays["time_s"], arrays["host_cpu_s"], bounds),
         host_load1=_reduce(np.mean, arrays["host_load1"][inside]),
         host_memory_gb=_scaled(_reduce(np.max, arrays["host_memory_used_b"][inside]), 1e-9),
@@ -159,17 +151,19 @@ def process_shares(telemetry: Telemetry, bounds: Bounds, name: str = "process_cp
     return [rate_within(times, table[:, column], bounds) for column in range(table.shape[1])]
 
 
-def _of_role(
-    telemetry: Telemetry,
-    role: str,
-    shares: list[float | None],
-    names: tuple[str, ...] = ("",),
-    named: bool = True,
-) -> list[float]:
-    """The shares of a role's processes whose name begins with one of `names`; with `named` False: of the others."""
-    pairs = zip(telemetry.meta["processes"], shares, strict=True)
-    found = [(process, share) for process, share in pairs if process["role"] == role and share is not None]
-    return [share for process, share in found if str(process.get("name")).startswith(names) is named]
+def _of_role(telemetry: Telemetry, role: str, shares: list[float | None]) -> list[float]:
+    named = zip(telemetry.meta["processes"], shares, strict=True)
+    return [share for process, share in named if process["role"] == role and share is not None]
+
+
+def idle_share(telemetry: Telemetry, bounds: Bounds, column: int) -> float | None:
+    """The share of the window in which a process used less than IDLE_BELOW of a core, in steps of IDLE_STEP_S."""
+    times, counter = telemetry.arrays["time_s"], telemetry.arrays["process_cpu_s"][:, column]
+    told, edges = np.isfinite(counter), np.arange(*bounds, IDLE_STEP_S)
+    if told.sum() < 2 or len(edges) < 2:
+        return None
+    used = np.diff(np.interp(edges, times[told], counter[told])) / IDLE_STEP_S
+    return float(np.mean(used < IDLE_BELOW))
 
 
 def rate_within(times: np.ndarray, counter: np.ndarray, bounds: Bounds) -> float | None:
