@@ -169,7 +169,7 @@ def _row_notes(row: dict) -> Iterator[str]:
     if row.get("against") and row.get("step_gain") is None and row.get("step_why"):
         yield f"{name}: no step. {row['step_why']}."
     if row.get("limits"):
-        yield f"→ {name} is host-bound, its rate and steps from and to it say little about the GPU: {row['limits']}"
+        yield f"→ {name} is host-bound, so its rate and the steps from and to it are the host's: {row['limits']}"
     if row.get("effect_proved") is not True and row.get("effect_why"):
         yield f"✘ {name}: effect not proved. {row['effect_why']}"
 
