@@ -12,7 +12,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
 from bench.counters import Counters, Series, as_series, difference
-from bench.quality.answers import answer_files, read_answers
+from bench.quality.answers import answer_files, read_suites
 from bench.runfolder import is_number, read_json, read_packed, read_recipe, seal_faults, windows_of
 from bench.telemetry.store import Telemetry, read_telemetry
 from images.errors import Problem, RunProblem
@@ -229,8 +229,9 @@ class Resolved(Stored):
 
 @dataclass(frozen=True)
 class Evidence:
-    """A run, read. `quality`: the answers by suite, `answered_in` their files' names in the run.
+    """A run, read. `quality`: the answers by suite that the recipe asks for.
 
+    `answered_in`: the names in the run of all files of answers, by suite; of a suite that isn't asked for none is read.
     `resolved`: None where nobody asked the engine what it makes of the settings.
     """
 
@@ -279,7 +280,7 @@ def _read(run: Path) -> Evidence:
         machine=_stored(Machine, run / "machine.json"),
         windows=[_read_window(boot, number, folder) for boot, number, folder in windows_of(run)],
         boots=[_read_boot(folder) for folder in sorted(boots, key=lambda folder: int(folder.name))],
-        quality={suite: read_answers(file) for suite, file in answers.items()},
+        quality=read_suites(answers, recipe.quality.suites if recipe.quality else ()),
         seal_faults=seal_faults(run),
         resolved=_stored(Resolved, resolved) if (resolved := run / "resolved.json").is_file() else None,
         answered_in={suite: file.relative_to(run).as_posix() for suite, file in answers.items()},

@@ -24,7 +24,8 @@ TOLD = ("date", "backend", "model_id")
 TARGETS = ("vllm", "csv", "inferencex")
 COMPLETIONS = frozenset({"openai", "vllm"})
 VLLM_PERCENTILES = (50, 95, 99)
-MOST = 4e9  # seconds of a clock that began in 1970 pass, and microseconds that a uint32 holds
+MOST = 4e9  # seconds of a clock that began in 1970 pass
+MOST_GAP_S = 4e3  # the microseconds of it are kept as a uint32
 
 
 def import_vllm(files: list[Path], recipe_id: str, root: Path) -> Path:
@@ -80,18 +81,22 @@ def _arrays_of(file: Path, result: object) -> Arrays:
     texts = result.get("generated_texts")
     texts = texts if isinstance(texts, list) and len(texts) == len(result["errors"]) else [None] * len(result["errors"])
     try:
+        gaps_s = np.concatenate([np.asarray(gaps, np.float64) for gaps in result["itls"]])
+        _refuse_odd(file, "itls", gaps_s, MOST_GAP_S)  # before it is made whole numbers, which no such thing becomes
         read = {name: result[name] for name in ARRAYS}
         arrays = compact({**read, "generated_texts": [text if isinstance(text, str) else "" for text in texts]})
     except (ValueError, TypeError, OverflowError, AttributeError) as error:
         raise RunProblem(f"{file}: the lists hold something else than numbers and texts: {error}") from error
-    read = {name: arrays[name] for name in ("start_s", "ttft_s", "e2e_s", "input_tokens", "output_tokens")}
-    read["gaps"] = np.concatenate([np.asarray(gaps, np.float64) for gaps in result["itls"]]) * 1e6
-    for name, values in read.items():
-        if not np.isfinite(values).all() or (values < 0).any() or (values > MOST).any():
-            raise RunProblem(f"{file}: {name} holds numbers that are negative, not finite or absurd")
+    for name in ("start_s", "ttft_s", "e2e_s", "input_tokens", "output_tokens"):
+        _refuse_odd(file, name, arrays[name], MOST)
     if not all(isinstance(text, str) for text in texts):
         arrays.pop("looping", None)  # texts that aren't there were not looked at
     return arrays
+
+
+def _refuse_odd(file: Path, name: str, values: np.ndarray, most: float) -> None:
+    if not ((values >= 0) & (values <= most)).all():
+        raise RunProblem(f"{file}: {name} holds numbers that are negative, not finite or absurd")
 
 
 def _asked(result: dict) -> int:

@@ -64,7 +64,7 @@ def warm_up(
     async def ask(client: httpx.AsyncClient, prompt: str) -> str | None:
         try:
             answer = await post(client, "/v1/completions", {**body, "prompt": prompt})
-        except httpx.TransportError as error:
+        except httpx.RequestError as error:
             return f"{type(error).__name__} {error}"
         end = time.monotonic()
         spans.append((end - answer.elapsed.total_seconds(), end))  # of the try that was answered

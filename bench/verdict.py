@@ -163,7 +163,14 @@ def _figures(evidence: Evidence, measured: Measurement, voided: list[Guard]) -> 
     told, other = evidence.machine.reasons or {}, known_floor(evidence)[1]
     told = told | ({"noise_floor": other} if other else {})
     unknown = {name: told.get(name, "not recorded in this run") for name, value in known.items() if value is None}
-    return {**figures, **known}, reasons | unknown
+    return {**figures, **known}, reasons | unknown | _unread(evidence)
+
+
+def _unread(evidence: Evidence) -> dict:
+    """Of the suites whose answers lie in a run that its recipe doesn't ask: that they say nothing."""
+    asked = evidence.recipe.quality.suites if evidence.recipe.quality else ()
+    files = evidence.answered_in.items()
+    return {f"quality.{suite}": f"{file} was not read: the recipe asks no such suite" for suite, file in files if suite not in asked}
 
 
 def _server_cpu(measured: Measurement) -> dict | None:

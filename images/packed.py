@@ -23,11 +23,14 @@ def gzipped(data: bytes) -> bytes:
 def gunzipped(source: Path | BinaryIO, most: int) -> bytes | None:
     """Unpack a file; None where it holds more than `most` bytes: never more than these are unpacked.
 
-    Raises ValueError where it is no gzip file, or is cut short.
+    Raises ValueError where it is no gzip file, has no bytes, or is cut short.
     """
     try:
         with gzip.open(source) as packed:
             data = packed.read(most + 1)
+            empty = not data and packed.fileobj.tell() == 0  # which gzip itself takes for nothing, well packed
     except (OSError, EOFError, zlib.error) as error:
         raise ValueError(f"not a gzip file: {error}") from error
+    if empty:
+        raise ValueError("not a gzip file: it has no bytes")
     return data if len(data) <= most else None

@@ -22,9 +22,11 @@ from recipes.model_files import differing_files
 SCHEMA = 1
 # Of a rate that nobody claimed: less is not worth a cause. With fewer boots than three, how they scatter isn't known.
 SMALL_GAP, SMALL_GAP_OF_FEW_BOOTS = 0.02, 0.05
-# What differs, in the order in which it explains a gap: what changes the answers first, what changes only speed last.
-ORDER = ("validity", "model", "settings", "load", "engine", "prompts", "host", "machine", "conditions")
-ONLY_SPEED = frozenset({"host", "machine", "conditions"})
+# What differs, in the order in which it explains a gap: what changes the answers first, what changes only speed then.
+# Last what takes a rate away: it explains that there is none, and no gap.
+ORDER = ("validity", "model", "settings", "load", "engine", "prompts", "host", "machine", "conditions", "timing")
+ONLY_SPEED = frozenset({"host", "machine", "conditions", "timing"})
+LATENCIES = frozenset({"ttft_p95_ms", "tpot_p95_ms"})
 # The factor of a rate that each kind of difference acts on; any, where it isn't named.
 ACTS_ON = {kind: frozenset({"step_time_ms", "tok_s_per_stream"}) for kind in ONLY_SPEED}
 ACTS_ON |= {"prompts": frozenset({"acceptance", "tok_s_per_stream"})}
@@ -38,6 +40,7 @@ WORDS = {
     "host": "the host, not the GPU, set a rate",
     "machine": "another machine",
     "conditions": "what the GPU did meanwhile",
+    "timing": "what was timed counts for nothing in one of the runs",
 }
 OF_A_RUN = Wording("the same", "the other run has no")
 # Keys that change nothing of what is measured; boots and windows are how often it is.
@@ -141,7 +144,7 @@ def _rate(mine: Side, theirs: Side) -> dict | None:
     if None in rates:
         return None
     found = {"mine": rates[0], "theirs": rates[1], "gap": rates[0] / rates[1] - 1, "estimate": estimate}
-    limits = {"mine": mine.measured.limits, "theirs": theirs.measured.limits}
+    limits = {name: _server(each).get("limits") for name, each in (("mine", mine), ("theirs", theirs))}
     found |= {"text": None, "factors": [], "limits": limits}
     ours, other = mine.measured.factors, theirs.measured.factors
     if ours is None or other is None or not ours.streams or not other.streams:
@@ -163,12 +166,19 @@ def differences(mine: Side, theirs: Side) -> list[Difference]:
 
 
 def _validity(mine: Side, theirs: Side) -> list[Difference]:
-    said = [_void(each) for each in (mine, theirs)]
-    return [Difference("validity", "guards that void it", *said)] if any(said) else []
+    """What guards void: the run, so that it proves nothing, or only what was timed in it."""
+    found = []
+    for kind, scope, what in (
+        ("validity", "run", "guards that void it"),
+        ("timing", "timing", "guards that void what was timed"),
+    ):
+        said = [_void(each, scope) for each in (mine, theirs)]
+        found += [Difference(kind, what, *said)] if any(said) else []
+    return found
 
 
-def _void(one: Side) -> str | None:
-    return ", ".join(guard.id for guard in one.guards if guard.voids) or None
+def _void(one: Side, scope: str) -> str | None:
+    return ", ".join(guard.id for guard in one.guards if guard.voids and guard.scope == scope) or None
 
 
 def _model(mine: Side, theirs: Side) -> list[Difference]:
@@ -219,11 +229,16 @@ def _engine(mine: Side, theirs: Side) -> list[Difference]:
 
 def _host(mine: Side, theirs: Side) -> list[Difference]:
     """How busy the server's processes were, where one side was host-bound."""
-    if not (mine.measured.limits or theirs.measured.limits):
+    loads = (_server(mine), _server(theirs))
+    if not any(load.get("limits") for load in loads):
         return []
-    loads = [one.verdict["server_cpu"] or {} for one in (mine, theirs)]
     api, core = ([_core(load.get(name)) for load in loads] for name in ("api_server", "engine_core"))
     return [Difference("host", "API server", *api), Difference("host", "engine core", *core)]
+
+
+def _server(one: Side) -> dict:
+    """What the verdict says of the server's processes; nothing where a guard voids what was timed."""
+    return one.verdict["server_cpu"] or {}
 
 
 def _core(share: float | None) -> str | None:
@@ -260,31 +275,46 @@ def _conditions(mine: Side, theirs: Side) -> list[Difference]:
 def likeliest(apart: list[dict], rate: dict | None, found: list[Difference], mine: Side, theirs: Side) -> dict:
     """The likeliest cause of a gap: {kind, text}. The first difference, in ORDER, that can act on what lies apart.
 
-    Nothing apart: none is needed. Speed alone is never laid to weights that are the same, nor answers to a machine.
+    Nothing apart: none is needed. Speed alone is never laid to weights that are the same, nor answers to a machine,
+    and where a guard takes one side's figure away, there is no gap: then that guard is the cause.
     """
-    counted = [row for row in apart if row["metric"] in MACHINE_INDEPENDENT]
+    kinds = [kind for kind in ORDER if any(each.kind == kind for each in found)]
+    measured = [row for row in apart if "INVALID" not in (row["mine"]["state"], row["theirs"]["state"])]
+    counted = [row for row in measured if row["metric"] in MACHINE_INDEPENDENT]
     factor = _strongest(rate)
     boots = min(mine.measured.boots, theirs.measured.boots)
     small = SMALL_GAP if boots >= BOOTS_FOR_INTERVAL else SMALL_GAP_OF_FEW_BOOTS
-    voided = any(each.kind == "validity" for each in found)
-    if not apart and not voided and (rate is None or abs(rate["gap"]) < small):
+    if not measured and "validity" not in kinds and (rate is None or abs(rate["gap"]) < small):
+        if "timing" in kinds and (apart or "INVALID" in (mine.verdict["state"], theirs.verdict["state"])):
+            return _named_cause("timing", found)
         return {"kind": None, "text": "No gap to explain."}
-    kinds = [kind for kind in ORDER if any(each.kind == kind for each in found)]
+    kinds = [kind for kind in kinds if kind != "timing" and (kind != "host" or _host_slows(measured, rate, mine, theirs))]
     if counted:
         kinds = [kind for kind in kinds if kind not in ONLY_SPEED]
     else:
         kinds = [kind for kind in kinds if factor is None or factor in ACTS_ON.get(kind, {factor})]
     if kinds:
-        named = [each for each in found if each.kind == kinds[0]]
-        what = ", ".join(_pair(each) for each in named[:4])
-        more = f" and {len(named) - 4} more" if len(named) > 4 else ""
-        return {"kind": kinds[0], "text": f"{WORDS[kinds[0]]}: {what}{more}."}
+        return _named_cause(kinds[0], found)
     if not counted and boots < BOOTS_FOR_INTERVAL:
         text = (
             f"nothing recorded differs that could: with {boots} boot(s) it may be how boots scatter; three each tell."
         )
         return {"kind": "noise", "text": text}
     return {"kind": None, "text": "nothing that was recorded differs in a way that could: what it is was not recorded."}
+
+
+def _named_cause(kind: str, found: list[Difference]) -> dict:
+    named = [each for each in found if each.kind == kind]
+    what = ", ".join(_pair(each) for each in named[:4])
+    more = f" and {len(named) - 4} more" if len(named) > 4 else ""
+    return {"kind": kind, "text": f"{WORDS[kind]}: {what}{more}."}
+
+
+def _host_slows(apart: list[dict], rate: dict | None, mine: Side, theirs: Side) -> bool:
+    """Whether a side that is host-bound is the slower one, by its rate or by a latency that lies apart."""
+    slow = {"mine" if rate["gap"] < 0 else "theirs"} if rate else set()
+    slow |= {"mine" if row["gap"] > 0 else "theirs" for row in apart if row["metric"] in LATENCIES and row["gap"]}
+    return any(_server(each).get("limits") for name, each in (("mine", mine), ("theirs", theirs)) if name in slow)
 
 
 def _strongest(rate: dict | None) -> str | None:

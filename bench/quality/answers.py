@@ -1,6 +1,8 @@
 """Room bench: a suite's answers in a run folder: quality/<suite>.jsonl.gz, in runs of before quality/<suite>.jsonl."""
 
+import io
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -11,6 +13,7 @@ from images.packed import gzipped
 
 FOLDER = "quality"
 PLAIN, PACKED = ".jsonl", ".jsonl.gz"
+MAX_ITEMS = 100_000  # of a run, all its suites together; a recipe asks for 60,000 at most
 
 
 class Answer(BaseModel):
@@ -49,16 +52,33 @@ def answer_files(run: Path) -> dict[str, Path]:
     return {suite: found[suite] for suite in sorted(found)}
 
 
-def read_answers(file: Path) -> list[dict]:
+def read_suites(files: dict[str, Path], asked: Iterable[str]) -> dict[str, list[dict]]:
+    """Read the answers to the suites that a run's recipe asks for, and to no others.
+
+    Raises RunProblem as `read_answers` does, for all suites together.
+    """
+    read: dict[str, list[dict]] = {}
+    for suite in sorted(files.keys() & set(asked)):
+        read[suite] = read_answers(files[suite], MAX_ITEMS - sum(len(answers) for answers in read.values()))
+    return read
+
+
+def read_answers(file: Path, most: int = MAX_ITEMS) -> list[dict]:
     """Read a suite's answers. Whether one is exact is decided here, from what was expected and got.
 
-    Raises RunProblem for a file that is none, or has more bytes, packed or unpacked, than a run's text file.
+    Raises RunProblem for a file that is none, has more bytes, packed or unpacked, than a run's text file, or would
+    bring a run's items over MAX_ITEMS: no more than `most` are left for it.
     """
     if not file.is_file() or file.is_symlink():
         raise RunProblem(f"{file}: not a file")
     data = read_packed(file) if file.name.endswith(PACKED) else read_bytes(file)
+    if data.count(b"\n") + (data[-1:] not in {b"", b"\n"}) > most:
+        raise RunProblem(
+            f"{file}: more items than are read: a run has {MAX_ITEMS:,} at most, all its suites together. "
+            "Take the run from where it was made"
+        )
     try:
-        lines = [Answer.model_validate_json(line) for line in data.splitlines()]
+        lines = [Answer.model_validate_json(line) for line in io.BytesIO(data)]
     except ValidationError as errors:
         raise RunProblem(f"{file}: not a suite's answers: {errors.errors(include_url=False)[0]['msg']}") from None
     return [{**answer.model_dump(), "exact": answer.got == answer.expected} for answer in lines]

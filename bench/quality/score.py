@@ -1,6 +1,7 @@
 """Room bench: what a suite's answers are worth: shares with Wilson intervals, and paired differences."""
 
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 
 import numpy as np
 from scipy import stats
@@ -39,25 +40,32 @@ class PairedDifference:
 
 def score(exact: list[bool]) -> Score:
     """Score one task's answers; at least one is needed."""
-    n, right = len(exact), sum(exact)
+    return _score(len(exact), sum(exact))
+
+
+@lru_cache(maxsize=4096)  # tasks have few sizes: a stranger's hundred thousand tasks of one item are two scores
+def _score(n: int, right: int) -> Score:
     low, high = stats.binomtest(right, n).proportion_ci(0.95, method="wilson")
     return Score(n, right, right / n, (float(low), float(high)))
 
 
 def score_suite(answers: list[dict]) -> dict[str, dict]:
     """Score a suite by task, and all of it under 'all'."""
-    tasks = list(dict.fromkeys(answer["task"] for answer in answers))
-    scores = {task: score([answer["exact"] for answer in answers if answer["task"] == task]) for task in tasks}
-    return {name: asdict(each) for name, each in {**scores, "all": score([a["exact"] for a in answers])}.items()}
+    exact: dict[str, list[bool]] = {}
+    for answer in answers:
+        exact.setdefault(answer["task"], []).append(answer["exact"])
+    exact["all"] = [answer["exact"] for answer in answers]
+    return {name: asdict(score(each)) for name, each in exact.items()}
 
 
 def paired_differences(first: Evidence, second: Evidence) -> dict[str, dict]:
     """Compare two runs suite by suite, second minus first.
 
-    Raises RunProblem when they have no suite in common, or answered different items.
+    Raises RunProblem when they have no suite in common or answered different items, or when one of them is void: a
+    guard on what was timed takes nothing from answers.
     """
     for run in (first, second):
-        voided = [guard.id for guard in run_guards(run) if guard.voids]
+        voided = [guard.id for guard in run_guards(run) if guard.voids_metric("quality")]
         if voided:
             raise RunProblem(f"a run of {run.recipe.id} is INVALID ({', '.join(voided)}): it proves nothing")
     suites = sorted(first.quality.keys() & second.quality.keys())
