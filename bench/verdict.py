@@ -170,7 +170,11 @@ def _unread(evidence: Evidence) -> dict:
     """Of the suites whose answers lie in a run that its recipe doesn't ask: that they say nothing."""
     asked = evidence.recipe.quality.suites if evidence.recipe.quality else ()
     files = evidence.answered_in.items()
-    return {f"quality.{suite}": f"{file} was not read: the recipe asks no such suite" for suite, file in files if suite not in asked}
+    return {
+        f"quality.{suite}": f"{file} was not read: the recipe asks no such suite"
+        for suite, file in files
+        if suite not in asked
+    }
 
 
 def _server_cpu(measured: Measurement) -> dict | None:

@@ -288,7 +288,9 @@ def likeliest(apart: list[dict], rate: dict | None, found: list[Difference], min
         if "timing" in kinds and (apart or "INVALID" in (mine.verdict["state"], theirs.verdict["state"])):
             return _named_cause("timing", found)
         return {"kind": None, "text": "No gap to explain."}
-    kinds = [kind for kind in kinds if kind != "timing" and (kind != "host" or _host_slows(measured, rate, mine, theirs))]
+    kinds = [
+        kind for kind in kinds if kind != "timing" and (kind != "host" or _host_slows(measured, rate, mine, theirs))
+    ]
     if counted:
         kinds = [kind for kind in kinds if kind not in ONLY_SPEED]
     else:
