@@ -132,8 +132,8 @@ async def post(client: httpx.AsyncClient, path: str, body: dict) -> httpx.Respon
     A server closes an idle connection as it is used again, and a burst of new ones may be reset. To send twice is
     harmless: these requests change nothing in the server but its counters, and nobody measures them; at temperature 0
     both would get one answer. The second goes over a connection of its own: the client's others are as old as the one
-    that broke. Raises the second's httpx.TransportError, saying so; what broke within an answer, or can't be decoded as it says
-    (httpx.DecodingError), is not sent again. All of them are httpx.RequestError.
+    that broke. Raises the second's httpx.TransportError, saying so; what broke within an answer is not sent again, nor
+    what isn't encoded as it says (httpx.DecodingError). All of them are httpx.RequestError.
     """
     try:
         answer = await client.send(client.build_request("POST", path, json=body), stream=True)
