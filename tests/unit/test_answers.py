@@ -8,7 +8,7 @@ import pytest
 
 from bench.evidence import read_evidence
 from bench.handover.adopting import Taken, ladder_finding, take
-from bench.quality.answers import save_answers
+from bench.quality.answers import MAX_ITEMS, read_suites, save_answers
 from bench.quality.suites import suite_items
 from bench.runfolder import seal, seal_faults
 from bench.verdict import judge
@@ -17,6 +17,7 @@ from images.packed import gunzipped, gzipped
 from recipes.bundle.layout import CarriedRun
 from recipes.bundle.write import Carried
 from recipes.load import load_recipe
+from recipes.schema import Quality
 from tests.bundles import library, tiny_bundle
 from tests.runs import recipe, write_run
 
@@ -87,16 +88,44 @@ def test_a_run_that_holds_a_suite_s_answers_twice_is_one_clear_error(tmp_path):
     [
         (gzip.compress(lines(ANSWERS))[:-500], "not a gzip file"),
         (b"\x1f\x8b rubbish", "not a gzip file"),
+        (b"", "not a gzip file: it has no bytes"),
         (lines(ANSWERS), "not a gzip file"),
         (gzipped(b"[]\n"), "not a suite's answers"),
         (gzipped(gzipped(lines(ANSWERS))), "not a suite's answers"),
     ],
-    ids=["cut short", "rubbish", "plain", "no answers", "packed twice"],
+    ids=["cut short", "rubbish", "no bytes", "plain", "no answers", "packed twice"],
 )
 def test_packed_answers_that_are_none_are_one_clear_error(tmp_path, data, said):
     run = run_with(tmp_path / "run", jsonl_gz=data)
     with pytest.raises(RunProblem, match=rf"micro-tasks\.jsonl\.gz: {said}"):
         read_evidence(run)
+
+
+def test_only_the_suites_that_the_recipe_asks_are_read_and_of_the_others_the_verdict_says_so(tmp_path):
+    run = run_with(tmp_path / "run", jsonl_gz=gzipped(lines(ANSWERS)))
+    (run / "quality/other.jsonl.gz").write_bytes(b"whoever reads this fails")
+    seal(run)
+    evidence = read_evidence(run)
+    verdict = judge(evidence)
+    assert evidence.quality.keys() == verdict["quality"].keys() == {"micro-tasks"}
+    assert verdict["reasons"]["quality.other"] == ("quality/other.jsonl.gz was not read: the recipe asks no such suite")
+    nobody = write_run(tmp_path / "nobody", recipe(), sealed=False)
+    save_answers(nobody, "micro-tasks", ANSWERS)
+    seal(nobody)
+    assert read_evidence(nobody).quality == {} and "quality.micro-tasks" in judge(read_evidence(nobody))["reasons"]
+
+
+def test_more_items_than_any_recipe_asks_are_refused_before_they_are_read(tmp_path, monkeypatch):
+    largest = Quality.model_fields["items"].metadata[-1].le * len({item.task for item in ITEMS})
+    assert largest < MAX_ITEMS
+    monkeypatch.setattr("bench.quality.answers.MAX_ITEMS", len(ANSWERS))
+    files = {suite: tmp_path / f"{suite}.jsonl" for suite in ("a", "b")}
+    for file in files.values():
+        file.write_bytes(lines(ANSWERS).removesuffix(b"\n"))
+    assert read_suites(files, ["a"]).keys() == {"a"}
+    files["b"].write_bytes(b"rubbish")  # which would be another error, were it read
+    with pytest.raises(RunProblem, match=r"b\.jsonl: more items than are read: a run has 1,200 at most"):
+        read_suites(files, ["a", "b"])
 
 
 def bomb(size: int) -> bytes:

@@ -149,6 +149,18 @@ def test_an_idle_connection_is_left_before_a_server_would_close_it():
     assert list(server.served.values()) == [1, 1], "each over a connection of its own"
 
 
+def test_an_answer_that_is_not_encoded_as_it_says_is_one_clear_error():
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-encoding: gzip\r\ncontent-length: 2\r\n\r\n{}"
+    load = recipe(benchmark={"concurrency": 2, "output_len": 4}).benchmark
+    with breaking(lambda _server, _prompt, connection: lambda: connection.send(head)) as server:
+        watch = Watch(server.url, lambda: True, look=lambda: Sample(0.0, {}, {}))
+        with pytest.raises(LoadProblem, match=r"^warm-up: 6 of 6 requests failed; the first: DecodingError "):
+            warm_up(server.url, "reference", load, list("abcdef"), watch, lambda _done, _all: None)
+        with pytest.raises(EngineProblem, match=r"^quality suite: item sort-\d+ was not answered: DecodingError"):
+            ask(server.url)
+    assert set(server.tries.values()) == {1}
+
+
 @pytest.mark.parametrize(("fault", "refused"), [("reset@3", False), ("reset@3+100", True)])
 def test_a_warm_up_and_a_suite_meet_a_reset_connection_as_the_reference_server_makes_it(fault, refused):
     load = recipe(benchmark={"concurrency": 2, "output_len": 4}).benchmark

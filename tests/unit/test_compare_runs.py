@@ -9,7 +9,7 @@ from bench.evidence import read_evidence
 from bench.handover.compare import compare, side
 from bench.handover.comparing import read_side
 from images.errors import RunProblem
-from tests.runs import MODEL_FILES, claim, closed_loop, counters, recipe, write_run
+from tests.runs import MODEL_FILES, claim, closed_loop, counters, recipe, telemetry, write_run
 
 RATE = claim("output_tok_s", 2500, 125)
 ACCEPTANCE = claim("acceptance_length", 2.0, 0.05)
@@ -141,6 +141,73 @@ def test_a_run_that_proves_nothing_is_the_cause_before_all_others(tmp_path):
     found = compared(mine, run(tmp_path / "b"))
     assert found["mine"]["state"] == "INVALID" and found["cause"]["kind"] == "validity"
     assert "live_argv" in found["cause"]["text"]
+
+
+def saturated(step_s: float = 0.01):
+    """Telemetry of a load client that was at its limit: nothing that was timed counts, what was counted does."""
+    return telemetry(closed_loop(8, 80, 32, step_s), client=0.95)
+
+
+def test_a_guard_on_what_was_timed_explains_no_acceptance(tmp_path):
+    other = {"image": "cpu", "version": "0.32.0", "flags": {"speculative-config": {"num_speculative_tokens": 3}}}
+    mine = run(tmp_path / "a", accepted=500, change={"engine": other}, seen=saturated())
+    found = compared(mine, run(tmp_path / "b", accepted=1000, seen=saturated()))
+    assert found["cause"]["kind"] == "settings" and "speculative-config" in found["cause"]["text"]
+    assert kinds(found) == {"settings", "timing"} and found["fingerprint"][-1]["mine"] == "client_saturation"
+
+
+def test_runs_whose_counts_agree_have_no_gap_though_nothing_timed_in_them_counts(tmp_path):
+    pair = [run(tmp_path / name, accepted=1000, change={"claims": [ACCEPTANCE]}, seen=saturated()) for name in "ab"]
+    found = compared(*pair)
+    assert found["mine"]["state"] == found["theirs"]["state"] == "REPRODUCED" and found["agree"]
+    assert found["cause"] == {"kind": None, "text": "No gap to explain."} and found["rate"] is None
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_that_a_side_has_no_rate_is_laid_to_the_guard_that_took_it_and_not_to_what_else_differs(tmp_path, both):
+    change = {"engine": {"image": "cpu", "version": "0.32.0", "flags": {"max-num-seqs": 4}}}
+    mine = run(tmp_path / "a", change=change, seen=saturated())
+    found = compared(mine, run(tmp_path / "b", **({"seen": saturated()} if both else {})))
+    assert "settings" in kinds(found) and found["cause"]["kind"] == "timing"
+    assert "client_saturation" in found["cause"]["text"]
+
+
+def host_bound(one, limits: str | None = "the API server was at its limit"):
+    server = {"api_server": 0.9, "engine_core": 0.5, "engine_idle": 0.4, "limits": limits}
+    return replace(one, verdict={**one.verdict, "server_cpu": server})
+
+
+@pytest.mark.parametrize(
+    ("slow", "fast", "kind"), [(True, False, "host"), (True, True, "host"), (False, True, "machine")]
+)
+def test_a_host_limit_is_the_cause_only_where_it_holds_the_slower_side_back(tmp_path, slow, fast, kind):
+    slower = read_side(run(tmp_path / "a", step_s=0.011, machine={"cpu": {"model": "old"}}))
+    faster = read_side(run(tmp_path / "b"))
+    slower, faster = host_bound(slower, "bound" if slow else None), host_bound(faster, "bound" if fast else None)
+    for pair in ((slower, faster), (faster, slower)):
+        found = compare(*pair)
+        assert {"host", "machine"} <= kinds(found) and found["cause"]["kind"] == kind
+
+
+def test_a_latency_that_lies_apart_says_too_which_side_the_host_held_back(tmp_path):
+    change = {"claims": [claim("ttft_p95_ms", 50, 5)]}
+    windows = [[closed_loop(8, 80, 32, 0.01, ttft_s=0.06)]] * 3
+    late = read_side(write_run(tmp_path / "a", recipe(benchmark=LOAD, **change), boots=windows))
+    soon = read_side(run(tmp_path / "b", change=change))
+    told = dict.fromkeys(("whole", "steady", "little"), 1000.0)
+    late, soon = (replace(each, verdict={**each.verdict, "output_tok_s": told}) for each in (late, soon))
+    assert compare(host_bound(late), soon)["cause"]["kind"] == "host"
+    assert compare(late, host_bound(soon))["cause"]["kind"] != "host"
+
+
+def test_a_run_whose_timing_is_void_shows_no_load_of_its_host(tmp_path):
+    void = read_side(run(tmp_path / "a", seen=saturated()))
+    assert void.verdict["server_cpu"] is None
+    rows = [row for row in compare(void, host_bound(void))["fingerprint"] if row["kind"] == "host"]
+    assert [(row["mine"], row["theirs"]) for row in rows] == [
+        (None, "at 0.90 of a core"),
+        (None, "at 0.50 of a core"),
+    ]
 
 
 def test_a_run_that_was_edited_is_compared_with_nothing(tmp_path):

@@ -133,11 +133,17 @@ BROKEN = {
     "not a number": (lambda: result(latencies=[float("nan")] * 160), "not finite"),
     "before its time": (lambda: result(start_times=[-1.0] * 160), "negative"),
     "gaps that are no lists": (lambda: result(itls=[3] * 160), "something else"),
+    "gaps that are no numbers": (lambda: result(itls=[[float("nan")] * 127] * 160), "itls holds numbers that are"),
+    "gaps without end": (lambda: result(itls=[[float("inf")] * 127] * 160), "itls holds numbers that are"),
+    "gaps of null": (lambda: result(itls=[[None] * 127] * 160), "itls holds numbers that are"),
+    "gaps of ages": (lambda: result(itls=[[1e300] * 127] * 160), "itls holds numbers that are"),
+    "gaps of more": (lambda: result(itls=[[1.7e308] * 127] * 160), "itls holds numbers that are"),
     "negative gaps": (lambda: result(itls=[[-1.0] * 127] * 160), "negative"),
     "no streams": (lambda: result(max_concurrency=0), "max_concurrency"),
 }
 
 
+@pytest.mark.filterwarnings("error")  # numpy's on the way there would be a second one
 @pytest.mark.parametrize("case", BROKEN)
 def test_a_file_that_is_no_result_is_one_clear_error(tmp_path: Path, case: str):
     make, said = BROKEN[case]

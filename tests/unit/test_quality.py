@@ -1,15 +1,17 @@
 """Quality scores: intervals and paired differences against figures worked out elsewhere."""
 
+import time
+
 import pytest
 
 from bench.evidence import read_evidence
 from bench.quality.answers import save_answers
-from bench.quality.score import paired_difference, score, score_suite
+from bench.quality.score import paired_difference, paired_differences, score, score_suite
 from bench.quality.suites import suite_items
 from bench.runfolder import seal
 from bench.verdict import judge
-from images.errors import UsageProblem
-from tests.runs import recipe, write_run
+from images.errors import RunProblem, UsageProblem
+from tests.runs import closed_loop, recipe, telemetry, write_run
 
 
 def answers(pattern: str, task: str = "add") -> list[dict]:
@@ -49,6 +51,34 @@ def test_equal_answers_have_an_interval_of_nearly_nothing_and_never_of_nothing()
     same = paired_difference(answers("1" * 300), answers("1" * 300))
     assert same.difference == 0 and same.p == 1
     assert -0.01 < same.interval95[0] < 0 < same.interval95[1] < 0.01
+
+
+def test_a_hundred_thousand_tasks_of_one_item_are_scored_in_one_pass():
+    many = [{"id": str(n), "task": str(n), "exact": n % 2 == 0} for n in range(100_000)]
+    began = time.process_time()
+    found = score_suite(many)
+    assert time.process_time() - began < 10, "a pass a task takes minutes"
+    assert len(found) == 100_001 and found["all"]["exact"] == 50_000 and found["7"]["n"] == 1
+
+
+def test_answers_of_a_run_in_which_only_the_timing_is_void_are_compared_and_a_void_run_s_are_not(tmp_path):
+    subject = recipe(quality={"suites": ["micro-tasks"], "items": 2, "seed": 3})
+    kept = [{**vars(item), "got": item.expected} for item in suite_items("micro-tasks", 3, 2)]
+    runs = []
+    for name, options in {
+        "timing": {"seen": telemetry(closed_loop(8, 80, 32, 0.01), client=0.95)},
+        "run": {"live_argv": ["other"]},
+    }.items():
+        run = write_run(tmp_path / name, subject, sealed=False, **options)
+        save_answers(run, "micro-tasks", kept)
+        seal(run)
+        runs.append(read_evidence(run))
+    timing, void = runs
+    failed = {guard["id"] for guard in judge(timing)["guards"] if guard["ok"] is False}
+    assert failed == {"client_saturation"}
+    assert paired_differences(timing, timing)["micro-tasks"]["n"] == len(kept)
+    with pytest.raises(RunProblem, match=r"is INVALID \(live_argv\): it proves nothing"):
+        paired_differences(timing, void)
 
 
 def test_different_items_are_never_compared():
