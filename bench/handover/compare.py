@@ -281,13 +281,15 @@ def likeliest(apart: list[dict], rate: dict | None, found: list[Difference], min
     kinds = [kind for kind in ORDER if any(each.kind == kind for each in found)]
     measured = [row for row in apart if "INVALID" not in (row["mine"]["state"], row["theirs"]["state"])]
     counted = [row for row in measured if row["metric"] in MACHINE_INDEPENDENT]
-    factor = _strongest(rate)
     boots = min(mine.measured.boots, theirs.measured.boots)
     small = SMALL_GAP if boots >= BOOTS_FOR_INTERVAL else SMALL_GAP_OF_FEW_BOOTS
-    if not measured and "validity" not in kinds and (rate is None or abs(rate["gap"]) < small):
+    moved = rate is not None and abs(rate["gap"]) >= small
+    if not measured and not moved and "validity" not in kinds:
         if "timing" in kinds and (apart or "INVALID" in (mine.verdict["state"], theirs.verdict["state"])):
             return _named_cause("timing", found)
         return {"kind": None, "text": "No gap to explain."}
+    late = any(row["metric"] in LATENCIES for row in measured)
+    factor = None if late and not moved else _strongest(rate)  # a rate that is the same tells nothing of latencies
     kinds = [
         kind for kind in kinds if kind != "timing" and (kind != "host" or _host_slows(measured, rate, mine, theirs))
     ]

@@ -163,7 +163,8 @@ def test_unpacking_stops_at_the_bound(tmp_path):
 def test_a_bundle_that_carries_a_bomb_for_answers_is_not_kept(tmp_path, monkeypatch):
     monkeypatch.setenv("STATION_RECIPES_STATE", str(tmp_path / "state"))
     monkeypatch.setattr("bench.runfolder.MAX_TEXT_BYTES", 1_000_000)
-    subject = load_recipe("tiny", library(tmp_path / "of the run")).recipe
+    asked = Quality(suites=["micro-tasks"], items=200, seed=3)
+    subject = load_recipe("tiny", library(tmp_path / "of the run")).recipe.model_copy(update={"quality": asked})
     run = write_run(tmp_path / "a-run", subject, sealed=False)
     (run / "quality").mkdir()
     (run / PACKED).write_bytes(bomb(100_000_000))
