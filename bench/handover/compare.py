@@ -289,7 +289,8 @@ def likeliest(apart: list[dict], rate: dict | None, found: list[Difference], min
             return _named_cause("timing", found)
         return {"kind": None, "text": "No gap to explain."}
     late = any(row["metric"] in LATENCIES for row in measured)
-    factor = None if late and not moved else _strongest(rate)  # a rate that is the same tells nothing of latencies
+    rate = None if late and not moved else rate  # one that is the same tells nothing of latencies
+    factor = _strongest(rate)
     kinds = [
         kind for kind in kinds if kind != "timing" and (kind != "host" or _host_slows(measured, rate, mine, theirs))
     ]
