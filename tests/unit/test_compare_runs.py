@@ -8,12 +8,14 @@ import pytest
 from bench.evidence import read_evidence
 from bench.handover.compare import compare, side
 from bench.handover.comparing import read_side
+from bench.verdict import judge
 from images.errors import RunProblem
 from tests.runs import MODEL_FILES, claim, closed_loop, counters, recipe, telemetry, write_run
 
 RATE = claim("output_tok_s", 2500, 125)
 ACCEPTANCE = claim("acceptance_length", 2.0, 0.05)
 LOAD = {"boots": 3}
+RESULTS = Path(__file__).parents[2] / "results"
 DRAFTS = {"speculative-config": {"method": "mtp", "num_speculative_tokens": 1}}
 
 
@@ -172,6 +174,13 @@ def test_that_a_side_has_no_rate_is_laid_to_the_guard_that_took_it_and_not_to_wh
     assert "client_saturation" in found["cause"]["text"]
 
 
+def test_a_rate_that_no_verdict_rests_on_is_missed_for_the_guard_s_sake_all_the_same(tmp_path):
+    change = {"claims": [{**RATE, "judge": False}, ACCEPTANCE]}
+    mine = run(tmp_path / "a", accepted=1000, change=change, seen=saturated(), machine={"cpu": {"model": "old"}})
+    found = compared(mine, run(tmp_path / "b", accepted=1000, change=change))
+    assert found["mine"]["state"] == "REPRODUCED" and found["cause"]["kind"] == "timing"
+
+
 def host_bound(one, limits: str | None = "the API server was at its limit"):
     server = {"api_server": 0.9, "engine_core": 0.5, "engine_idle": 0.4, "limits": limits}
     return replace(one, verdict={**one.verdict, "server_cpu": server})
@@ -200,14 +209,13 @@ def test_a_latency_that_lies_apart_says_too_which_side_the_host_held_back(tmp_pa
     assert compare(late, host_bound(soon))["cause"]["kind"] != "host"
 
 
-def test_a_run_whose_timing_is_void_shows_no_load_of_its_host(tmp_path):
-    void = read_side(run(tmp_path / "a", seen=saturated()))
-    assert void.verdict["server_cpu"] is None
-    rows = [row for row in compare(void, host_bound(void))["fingerprint"] if row["kind"] == "host"]
-    assert [(row["mine"], row["theirs"]) for row in rows] == [
-        (None, "at 0.90 of a core"),
-        (None, "at 0.50 of a core"),
-    ]
+def test_a_run_whose_timing_is_void_shows_no_load_of_its_host():
+    bound = read_side(next((RESULTS / "h200/nemotron-h-synthetic").rglob("recipe.yaml")).parent)
+    guards = [replace(guard, ok=False) if guard.id == "client_saturation" else guard for guard in bound.guards]
+    void = replace(bound, guards=guards, verdict=judge(bound.evidence, guards))
+    assert void.measured.limits and "host" not in kinds(compare(void, void))
+    rows = [row for row in compare(void, bound)["fingerprint"] if row["kind"] == "host"]
+    assert rows and all(row["mine"] is None and row["theirs"] for row in rows)
 
 
 def test_a_run_that_was_edited_is_compared_with_nothing(tmp_path):
