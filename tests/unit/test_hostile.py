@@ -117,7 +117,7 @@ def test_a_client_s_result_may_be_larger_than_a_run_s_own_files_and_not_without_
     ],
 )
 def test_a_text_file_larger_than_a_run_has_is_not_read(tmp_path: Path, monkeypatch, name: str):
-    run = write_run(tmp_path / "run", recipe())
+    run = write_run(tmp_path / "run", recipe(quality={"suites": ["micro-tasks"], "items": 2, "seed": 3}))
     monkeypatch.setattr("bench.runfolder.MAX_TEXT_BYTES", 100_000)
     (run / "quality").mkdir()
     with (run / name).open("a") as sink:
