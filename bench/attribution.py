@@ -176,8 +176,9 @@ def _clocks(conditions: dict | None) -> str:
     if conditions.get("power_w") is not None:
         said.append(f"{conditions['power_w']:,.0f} W")
     busy = conditions.get("utilisation_pct")
-    if busy is not None and busy < GPU_IDLE_PCT:
+    idle = busy is not None and busy < GPU_IDLE_PCT
+    if idle:
         said.append(f"busy {busy:.0f}% of the time")
-    throttle = conditions.get("throttle") or {}
+    throttle = {} if idle else conditions.get("throttle") or {}  # what caps a GPU now and then isn't why it is idle
     said += [word for name, word in THROTTLE_WORDS.items() if throttle.get(name, 0) >= THROTTLED_SHARE]
     return f" {', '.join(said)}" if said else ""

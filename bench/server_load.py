@@ -52,7 +52,7 @@ class ServerLoad:
         if self.gpu_busy_pct is None:
             return None
         return (
-            f"the engine core never stood still ({self.engine_core:.2f} of a core) and the GPU was busy "
+            f"the engine core hardly ever stood still ({self.engine_core:.2f} of a core) and the GPU was busy "
             f"{self.gpu_busy_pct:.0f}% of the time: between steps it waits for the host"
         )
 

@@ -101,7 +101,7 @@ def print_ladder(name: str, as_json: bool) -> None:
             row["rung"],
             "\n".join(row["delta"]) or "–",
             "–" if row["published_tok_s"] is None else f"{row['published_tok_s']:,.0f} (claimed)",
-            "–" if row["published_step"] is None else f"{row['published_step']:+.1%}",
+            "–" if row["published_step"] is None else f"{row['published_step']:+.1%} on {row['published_step_on']}",
             row["applies"] or "runs here",
             "\n".join(row["no_op_if"]) or "–",
         )

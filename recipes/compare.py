@@ -109,6 +109,7 @@ def ladder_rows(family: str, facts: dict) -> list[dict]:
     """
     rows = []
     last_published: float | None = None
+    last_rung: str | None = None
     rungs, own = load_ladder(family).rungs, site_for_a_look()
     for rung in rungs:
         loaded = load_recipe(f"{family}/{rung}", own=own)
@@ -124,11 +125,13 @@ def ladder_rows(family: str, facts: dict) -> list[dict]:
                 "delta": delta,
                 "published_tok_s": published,
                 "published_step": step,
+                "published_step_on": last_rung if step is not None else None,
                 "applies": why_not(loaded.recipe, facts),
                 "no_op_if": [NO_OPS[key] for key in keys if key in NO_OPS],
             }
         )
-        last_published = published or last_published
+        if published:
+            last_published, last_rung = published, rung
     return rows
 
 

@@ -27,7 +27,10 @@ def ladder_table(folder: Path) -> str:
 
 def _measured(row: dict) -> list[str]:
     interval = f", {row['ci95'][0]:,.0f} to {row['ci95'][1]:,.0f}" if row["ci95"] else ", one boot"
+    lost = len(row["failed"]) + sum(bool(boot["voided_by"]) for boot in row["boots"])
+    interval += f", {len(row['run'])} of {len(row['run']) + lost} boots" if lost else ""
     gain = "–" if row["step_gain"] is None else f"{row['step_gain']:+.1%}"
+    gain += f" on {row['against']}" if row["step_gain"] is not None else ""
     gain += f", {row['step_ci95'][0]:+.1%} to {row['step_ci95'][1]:+.1%}" if row["step_ci95"] else ""
     gain += ", below noise" if row["below_noise"] else ""
     tpot = row["latency_ms"]["tpot"]

@@ -6,9 +6,14 @@ from bench.verdict import EXIT_CODES, WORST_FIRST
 def incomplete(table: dict) -> list[str]:
     """Why a ladder is no whole result yet, one reason each; empty where every rung that applies is measured, proved."""
     here = [row for row in table["rungs"] if not row["applies"]]
-    found = [f"{row['rung']} has no boot that counts" for row in here if row.get("output_tok_s") is None]
+    found = [f"{row['rung']} has no boot {_lacks(row)}" for row in here if row.get("output_tok_s") is None]
     found += [f"{row['rung']}'s effect is not proved" for row in here if row.get("effect_proved", True) is not True]
     return found + ([f"{table['left']} boot(s) still to be done"] if table["left"] else [])
+
+
+def _lacks(row: dict) -> str:
+    """What no boot of a rung without a rate has; answers may be sound all the same."""
+    return "whose timing counts" if row.get("run") else "that counts"
 
 
 def exit_code(table: dict) -> int:

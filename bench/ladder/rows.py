@@ -201,6 +201,7 @@ def _boot_row(each: Measured, names: dict[str, str]) -> dict:
         "run": each.boot.run,
         "visit": names[each.visit],
         "voided_by": each.voids,
+        "sound": each.sound,
         "steady_tok_s": figure(each.figures, "steady"),
         "whole_tok_s": figure(each.figures, "whole"),
         "boot_s": record.boot_s if record else None,

@@ -67,6 +67,8 @@ def ladder(
     from recipes.check import print_ladder
 
     if show:
+        if not recipe:
+            raise UsageProblem("--show needs --recipe FAMILY; the table of a ladder that was run: ./inv verdict FOLDER")
         if rungs:
             raise UsageProblem("--show prints the whole ladder: leave --rungs out")
         print_ladder(recipe, json)

@@ -162,7 +162,7 @@ def _row_notes(row: dict) -> Iterator[str]:
     for boot in row["failed"]:
         yield f"✘ {name}, boot {boot['boot']}: {_first_line(boot['cause'])}"
     for boot in voided:
-        lost = "nothing timed counts" if boot["run"] in row.get("run", []) else "counts for nothing"
+        lost = "nothing timed counts" if boot["sound"] else "counts for nothing"
         yield f"✘ {name}, boot {boot['boot']}: {lost}: {'; '.join(boot['voided_by'])}"
     if row.get("state") == "INVALID" and row.get("why") and not voided:
         yield f"✘ {name}: {row['why']}"

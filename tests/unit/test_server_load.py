@@ -37,8 +37,8 @@ def test_the_host_is_named_only_where_the_gpu_had_time_left_and_something_of_the
     [
         (0.9, 0.57, 0.42, 45, "the engine waited for it 42% of the time"),
         (0.9, 0.57, 0.42, None, "the engine waited for it 42% of the time"),
-        (0.9, 0.65, 0.02, 47, "the engine core never stood still"),
-        (0.6, 1.01, 0.0, 43, "the engine core never stood still"),
+        (0.9, 0.65, 0.02, 47, "the engine core hardly ever stood still"),
+        (0.6, 1.01, 0.0, 43, "the engine core hardly ever stood still"),
         (0.9, 0.65, 0.02, 99, None),
         (0.5, 0.5, 0.5, 40, None),
         (0.1, 1.9, 0.0, None, None),
@@ -73,7 +73,7 @@ def test_a_published_run_that_was_host_bound_says_so_with_its_figures(inv):
 @pytest.mark.parametrize(
     ("names", "shares", "words"),
     [
-        (["python3", "VLLM::EngineCor"], [0.3, 1.0], "the engine core never stood still (1.00 of a core)"),
+        (["python3", "VLLM::EngineCor"], [0.3, 1.0], "the engine core hardly ever stood still (1.00 of a core)"),
         (["python3", "VLLM::EngineCor"], [0.95, 0.05], "the API server was at its limit (0.95 of a core)"),
         (["VLLM::APIServer", "VLLM::EngineCor"], [0.95, 0.05], "the API server was at its limit (0.95 of a core)"),
         (["nvcc", "VLLM::EngineCor"], [0.95, 0.05], None),
@@ -105,8 +105,8 @@ def test_what_is_said_follows_the_processes_of_the_record(tmp_path, names, share
 def test_two_runs_that_are_compared_say_which_of_them_the_host_held_back(inv):
     mine, theirs = (recipe.parent for recipe in HOST_BOUND[:2])
     answer = " ".join(inv("compare", str(mine), str(theirs)).stdout.split())
-    assert "→ mine is host-bound: the engine core never stood still" in answer
-    assert "→ theirs is host-bound: the engine core never stood still" in answer
+    assert "→ mine is host-bound: the engine core hardly ever stood still" in answer
+    assert "→ theirs is host-bound: the engine core hardly ever stood still" in answer
 
 
 def test_memory_of_a_card_that_others_used_too_is_nobody_s_figure():
