@@ -61,7 +61,7 @@ def test_a_rung_of_which_no_boot_s_time_counts_is_no_whole_result(drafting: Rung
     assert row["state"] == "REPRODUCED" and row["claims"][0]["state"] == "REPRODUCED", "drafts need no clock"
     assert row["output_tok_s"] is None and "straggler" in row["why"]
     table = {"rungs": [row], "left": 0}
-    assert incomplete(table) == ["mtp3 has no boot that counts"] and exit_code(table) == 7
+    assert incomplete(table) == ["mtp3 has no boot whose timing counts"] and exit_code(table) == 7
 
 
 def test_a_rung_whose_boots_prove_nothing_is_invalid_whichever_boot_came_first(drafting: RungRuns):
