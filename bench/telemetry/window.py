@@ -30,6 +30,7 @@ THROTTLE_WORDS = {
 }
 
 IDLE_BELOW, IDLE_STEP_S = 0.15, 0.5
+LONGEST_S = 7 * 86_400
 
 Bounds = tuple[float, float]
 
@@ -157,7 +158,12 @@ def _of_role(telemetry: Telemetry, role: str, shares: list[float | None]) -> lis
 
 
 def idle_share(telemetry: Telemetry, bounds: Bounds, column: int) -> float | None:
-    """The share of the window in which a process used less than IDLE_BELOW of a core, in steps of IDLE_STEP_S."""
+    """The share of the window in which a process used less than IDLE_BELOW of a core, in steps of IDLE_STEP_S.
+
+    None where it isn't known, and for a window that is longer than any real one (a week).
+    """
+    if bounds[1] - bounds[0] > LONGEST_S:
+        return None
     times, counter = telemetry.arrays["time_s"], telemetry.arrays["process_cpu_s"][:, column]
     told, edges = np.isfinite(counter), np.arange(*bounds, IDLE_STEP_S)
     if told.sum() < 2 or len(edges) < 2:

@@ -14,6 +14,7 @@ from bench.evidence import read_evidence
 from bench.measurement import measure_evidence
 from bench.runfolder import seal
 from bench.server_load import ServerLoad, limits_of, mean_load
+from bench.telemetry.window import idle_share
 from recipes.load import load_recipe, recipe_ids
 
 ROOT = Path(__file__).parents[2]
@@ -100,6 +101,13 @@ def test_what_is_said_follows_the_processes_of_the_record(tmp_path, names, share
     seal(run)
     said = measure_evidence(read_evidence(run)).limits
     assert (said is None) if words is None else (words in said)
+
+
+def test_a_window_as_long_as_no_real_one_is_not_cut_into_steps():
+    run = read_evidence(HOST_BOUND[0].parent)
+    telemetry = run.windows[0].telemetry
+    column = next(n for n, process in enumerate(telemetry.meta["processes"]) if process["name"].startswith("VLLM::"))
+    assert idle_share(telemetry, (0.0, 1e15), column) is None
 
 
 def test_two_runs_that_are_compared_say_which_of_them_the_host_held_back(inv):
