@@ -1,7 +1,5 @@
 """Room bench: everything a verdict may rest on, read from a run folder alone."""
 
-import zipfile
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -11,6 +9,7 @@ from typing import Annotated, TypeVar
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
+from bench.arrays import FILE, read_arrays
 from bench.counters import Counters, Series, as_series, difference
 from bench.quality.answers import answer_files, read_suites
 from bench.runfolder import is_number, read_json, read_packed, read_recipe, seal_faults, windows_of
@@ -18,19 +17,7 @@ from bench.telemetry.store import Telemetry, read_telemetry
 from images.errors import Problem, RunProblem
 from recipes.schema import Recipe, Text
 
-MAX_ARRAYS_BYTES = 400_000_000  # all arrays of a window together, unpacked
 MAX_LOG_BYTES = 200_000_000  # a server's log, unpacked
-NAMES = {
-    "start_s": np.floating,
-    "ttft_s": np.floating,
-    "e2e_s": np.floating,
-    "input_tokens": np.integer,
-    "output_tokens": np.integer,
-    "chunks": np.integer,
-    "gaps_us": np.integer,
-    "error": np.str_,
-}
-OPTIONAL = {"looping": np.bool_, "client": np.int16}  # windows of the first schema lack them
 
 
 class Stored(BaseModel):
@@ -288,25 +275,7 @@ def _read(run: Path) -> Evidence:
 
 
 def _read_window(boot: int, number: int, folder: Path) -> Window:
-    file = folder / "client.npz"
-    try:
-        arrays = _read_arrays(file)
-    except (OSError, ValueError, EOFError, KeyError, MemoryError, OverflowError, zipfile.BadZipFile) as error:
-        raise RunProblem(f"{file}: not a window's raw arrays: {error}") from error
-    except (NotImplementedError, RuntimeError, zlib.error) as error:  # odd compression, encrypted
-        raise RunProblem(f"{file}: not a window's raw arrays: {error}") from error
-    for name, kind in NAMES.items():
-        array = arrays[name]
-        if not np.issubdtype(array.dtype, kind) or array.dtype.kind not in "fiuU" or array.ndim != 1:
-            raise RunProblem(f"{file}: wanted {name!r} as a list of {kind.__name__}")
-        if kind is not np.str_ and not (np.isfinite(array).all() and (array >= 0).all()):
-            raise RunProblem(f"{file}: {name!r} holds numbers that are negative or not finite")
-    requests = {len(arrays[name]) for name in NAMES if name != "gaps_us"}
-    if len(requests) != 1 or int(_gap_count(arrays)) != len(arrays["gaps_us"]):
-        raise RunProblem(f"{file}: the arrays' lengths don't agree")
-    for name, kind in OPTIONAL.items():
-        if name in arrays and (arrays[name].dtype != kind or arrays[name].shape != arrays["start_s"].shape):
-            raise RunProblem(f"{file}: wanted {name!r} as a list of {kind.__name__}, one a request")
+    arrays = read_arrays(folder / FILE)
     record = _stored(CounterRecord, folder / "counters.json") if (folder / "counters.json").is_file() else None
     counted = difference(record.before, record.after) if record and record.after is not None else None
     telemetry = folder / "telemetry.npz"
@@ -321,26 +290,6 @@ def _series(record: CounterRecord | None, folder: Path) -> Series | None:
         return as_series(record.series)
     except (ValueError, KeyError) as error:
         raise RunProblem(f"{folder / 'counters.json'}: series: {error}") from error
-
-
-def _gap_count(arrays: dict[str, np.ndarray]) -> int:
-    first = (arrays["ttft_s"] > 0).astype(np.int64)
-    gaps = arrays["chunks"].astype(np.int64) - first if len(arrays["chunks"]) == len(first) else np.array([-1])
-    return int(gaps.sum()) if (gaps >= 0).all() else -1
-
-
-def _read_arrays(file: Path) -> dict[str, np.ndarray]:
-    """Read the arrays a verdict needs, and no others; sizes are looked at before anything is unpacked."""
-    with zipfile.ZipFile(file) as packed:
-        sizes = {entry.filename: entry.file_size for entry in packed.infolist()}
-    wanted = [*NAMES, *(name for name in OPTIONAL if f"{name}.npy" in sizes)]
-    for name in wanted:
-        if f"{name}.npy" not in sizes:
-            raise ValueError(f"array {name!r} is missing")
-    if sum(sizes[f"{name}.npy"] for name in wanted) > MAX_ARRAYS_BYTES:
-        raise ValueError(f"the arrays have more than {MAX_ARRAYS_BYTES} bytes")
-    with np.load(file, allow_pickle=False) as stored:
-        return {name: stored[name] for name in wanted}
 
 
 def _read_boot(folder: Path) -> Boot:

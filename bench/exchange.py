@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 
 from bench.analyse import PERCENTILES, Arrays, analyse_window, latencies_ms, succeeded
+from bench.arrays import save_window
 from bench.evidence import Evidence, Window, judging
-from bench.load import compact, save_window
+from bench.load import compact
 from bench.record import now, tool_version
 from bench.runfolder import SCHEMA, dump_json, new_run, read_result, seal, window_folder, write_recipe, write_text
 from bench.verdict import judged

@@ -2,10 +2,8 @@
 
 import hashlib
 import json
-import os
 import tempfile
 import time
-import zipfile
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -14,6 +12,7 @@ from pathlib import Path
 import httpx
 import numpy as np
 
+from bench.arrays import TICK_US
 from bench.clients import Gate, Running, StartClient, split_prompts, split_streams, start_client
 from bench.counters import Counters, Sample, acceptance_length, difference, read_counters
 from bench.loops import is_loop
@@ -25,7 +24,6 @@ from recipes.schema import Benchmark
 
 TEXT_SHARE = 0.01
 POLL_S = 0.5
-TICK_US = 100
 
 Progress = Callable[[int, int], None]
 
@@ -260,17 +258,3 @@ def _short(error: str) -> str:
     """The last line of a client's traceback: the cause without the frames."""
     lines = (error or "").strip().splitlines()
     return lines[-1][:200] if lines else ""
-
-
-def save_window(folder: Path, arrays: dict[str, np.ndarray]) -> None:
-    """Write client.npz whole or not at all. LZMA: numpy reads it as any, and it takes half the space of its own."""
-    folder.mkdir(parents=True, exist_ok=True)
-    partial = folder / "client.npz.partial"
-    with partial.open("wb") as sink:
-        with zipfile.ZipFile(sink, "w", zipfile.ZIP_LZMA) as packed:
-            for name, array in arrays.items():
-                with packed.open(f"{name}.npy", "w", force_zip64=True) as entry:
-                    np.lib.format.write_array(entry, np.ascontiguousarray(array), allow_pickle=False)
-        sink.flush()
-        os.fsync(sink.fileno())
-    partial.rename(folder / "client.npz")

@@ -5,9 +5,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.arrays import save_window
 from bench.continuity import host_identity
 from bench.counters import Counters, read_counters, series_of
-from bench.load import run_window, save_window
+from bench.load import run_window
 from bench.observe import observed
 from bench.runfolder import dump_rows, write_text
 from bench.sampler import CounterSampler

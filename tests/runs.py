@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
+from bench.arrays import save_window
 from bench.counters import COLUMNS
-from bench.load import save_window
 from bench.runfolder import SCHEMA, dump_json, dump_rows, seal, window_folder, write_recipe, write_text
 from bench.telemetry.devices import GPU_ARRAYS, NvmlDevice
 from bench.telemetry.sampler import gpu_record

@@ -10,6 +10,7 @@ from images.declaration import declaration
 from recipes.compare import RESOLVED, overridden
 
 MAMBA_LOG = re.compile(r"Using (\w+) Mamba SSU backend")
+API_SERVER = re.compile(r"\(ApiServer_(\d+) pid=")  # how each of several begins its lines
 STATE_RESET = "Reset SSM cache type to float32"
 UNKNOWN_VARIABLE = "Unknown vLLM environment variable detected: "
 # Variables that something in an engine's process is known to read: vLLM says itself which of its own it doesn't.
@@ -109,7 +110,8 @@ def _flag(name: str, evidence: Evidence, before: Settings, after: Settings) -> P
         return _drafts(value, evidence, before, after)
     found = _resolved(name, RESOLVED.get(name), value, before, after)
     if found.said == UNTOLD:
-        found = _by_its_line(name, evidence, before, after)
+        asked = _api_servers if name == "api-server-count" else _by_its_line
+        found = asked(name, evidence, before, after)
     if found.ok and name == "mamba-backend":
         return _mamba_backend(value, evidence, found)
     if found.ok and name == "mamba-ssm-cache-dtype" and _logged(evidence, STATE_RESET) and value != "float32":
@@ -163,6 +165,14 @@ def _drafts(value: object, evidence: Evidence, before: Settings, after: Settings
     if ok and was == wanted:
         ok = None  # another change of the drafting than their number: the counters don't tell
     return Proof("speculative-config", ok, said)
+
+
+def _api_servers(name: str, evidence: Evidence, before: Settings, after: Settings) -> Proof:
+    """How many API servers said something in each boot's log; the configuration doesn't tell."""
+    value = evidence.recipe.engine.flags.get(name)
+    counted = {len(set(API_SERVER.findall(boot.log))) or 1 for boot in evidence.boots if boot.log is not None}
+    said = f"API servers in the log: {', '.join(map(str, sorted(counted))) or 'no log'}; asked: {value}"
+    return Proof(name, counted == {value} and before.argv != after.argv if counted else None, said)
 
 
 def _by_its_line(name: str, evidence: Evidence, before: Settings, after: Settings) -> Proof:

@@ -87,6 +87,26 @@ class RungRuns:
         return found
 
 
+@dataclass(frozen=True)
+class Ladder:
+    """All rungs of a ladder, measured or not."""
+
+    rungs: Sequence[RungRuns]
+
+    @cached_property
+    def visits(self) -> dict[str, str]:
+        """Short names of the visits, 1, 2, …, in the order of their first runs."""
+        boots = sorted((each for runs in self.rungs for each in runs.measured), key=lambda each: each.boot.run or "")
+        return {visit: str(number) for number, visit in enumerate(dict.fromkeys(each.visit for each in boots), start=1)}
+
+    def named(self, by_visit: dict[str, float] | None) -> dict[str, float] | None:
+        """A figure by visit under the visits' short names."""
+        return by_visit and {self.visits[visit]: value for visit, value in sorted(by_visit.items(), key=self._order)}
+
+    def _order(self, pair: tuple[str, float]) -> int:
+        return int(self.visits[pair[0]])
+
+
 def same_estimate(metric: str, *rungs: RungRuns) -> str:
     """The rate to compare rungs by: the steady state's if every boot of all of them has one, else the whole run's."""
     if metric != RATE:
@@ -95,8 +115,13 @@ def same_estimate(metric: str, *rungs: RungRuns) -> str:
     return "steady" if steady else "whole"
 
 
-def step_between(metric: str, before: RungRuns, after: RungRuns, floor: float | None) -> Step:
-    """What a metric gained from one rung to another; no figure, and why, where they can't be compared."""
+def step_between(
+    metric: str, before: RungRuns, after: RungRuns, floor: float | None, every: Sequence[RungRuns] = ()
+) -> Step:
+    """What a metric gained from one rung to another; no figure, and why, where they can't be compared.
+
+    `every`: all rungs of the ladder; over several visits they tell how much a step scatters.
+    """
     lacking = [runs.rung for runs in (before, after) if not runs.counting]
     if lacking:
         return Step(None, None, None, f"{' and '.join(lacking)} gave no figure to compare with")
@@ -108,7 +133,7 @@ def step_between(metric: str, before: RungRuns, after: RungRuns, floor: float | 
     lacking = [runs.rung for runs, found in zip((before, after), values, strict=True) if not found]
     if lacking:
         return Step(None, None, None, f"{metric} was not measured on {' and '.join(lacking)}")
-    return step(*values, floor)
+    return step(*values, floor, [runs.values(name) for runs in every])
 
 
 def figure(figures: Measurement, metric: str) -> float | None:
@@ -155,10 +180,10 @@ def visit_of(evidence: Evidence) -> str:
     return f"{'/'.join(sorted(str(host) for host in hosts))} {gpus or evidence.machine.slug}"
 
 
-def rung_row(plan: dict, runs: RungRuns, against: RungRuns | None, names: dict[str, str]) -> dict:
-    """A rung's row of ladder.json. `plan`: what is known without measuring; `names`: visits by their short names."""
+def rung_row(plan: dict, runs: RungRuns, against: RungRuns | None, ladder: Ladder) -> dict:
+    """A rung's row of ladder.json. `plan`: what is known without measuring."""
     used = runs.answering
-    row = {**plan, "boots": [_boot_row(each, names) for each in runs.measured]}
+    row = {**plan, "boots": [_boot_row(each, ladder.visits) for each in runs.measured]}
     row["failed"] = [{"boot": boot.boot, "run": boot.run, "cause": boot.cause} for boot in runs.failed]
     row["run"] = [each.boot.run for each in used]
     row["windows"] = sum(len(each.evidence.windows) for each in used)
@@ -173,7 +198,7 @@ def rung_row(plan: dict, runs: RungRuns, against: RungRuns | None, names: dict[s
     except RunProblem as problem:
         return row | {"state": "INVALID", "why": str(problem)}
     row |= _figures(verdict, runs, used)
-    row |= _gain(runs, against, floors_of(runs).get(RATE))
+    row |= _gain(runs, against, ladder)
     row |= _effect(used)
     row["quality_change"] = _quality_change(against, runs)
     return row
@@ -251,15 +276,17 @@ def floors_of(runs: RungRuns) -> dict[str, float]:
     return known | ({"output_tok_s": known["output_tok_s_steady"]} if "output_tok_s_steady" in known else {})
 
 
-def _gain(runs: RungRuns, against: RungRuns | None, floor: float | None) -> dict:
+def _gain(runs: RungRuns, against: RungRuns | None, ladder: Ladder) -> dict:
     if against is None:
         found = Step(None, None, None, "the ladder begins here")
     else:
-        found = step_between(RATE, against, runs, floor)
+        found = step_between(RATE, against, runs, floors_of(runs).get(RATE), ladder.rungs)
     return {
         "against": against.rung if against else None,
         "step_gain": found.gain,
         "step_ci95": found.ci95,
+        "step_by_visit": ladder.named(found.by_visit),
+        "step_scatter_of": found.scatter_of,
         "below_noise": found.below_noise,
         "step_why": found.why,
     }
@@ -298,18 +325,23 @@ def answers(runs: RungRuns) -> dict[str, list[dict]]:
     return next((each.evidence.quality for each in runs.measured if each.sound and each.evidence.quality), {})
 
 
-def whole_ladder(rungs: list[RungRuns], published: list[float | None], floor: float | None) -> dict | None:
-    """The last rung over the first, beside the ratio published of these two; None unless two gave figures."""
-    measured = [(runs, claimed) for runs, claimed in zip(rungs, published, strict=True) if runs.counting]
+def whole_ladder(
+    ladder: Ladder, chain: Sequence[RungRuns], published: Sequence[float | None], floor: float | None
+) -> dict | None:
+    """The last rung of `chain` over the first, beside the ratio published of them; None unless two gave figures."""
+    measured = [(runs, claimed) for runs, claimed in zip(chain, published, strict=True) if runs.counting]
     if len(measured) < 2:
         return None
     (first, below), (last, above) = measured[0], measured[-1]
-    found = step_between(RATE, first, last, floor)
+    found = step_between(RATE, first, last, floor, ladder.rungs)
+    by_visit = ladder.named(found.by_visit)
     return {
         "from": first.rung,
         "to": last.rung,
         "ratio": None if found.gain is None else 1 + found.gain,
         "ci95": None if found.ci95 is None else [1 + edge for edge in found.ci95],
+        "by_visit": None if by_visit is None else {name: 1 + gain for name, gain in by_visit.items()},
+        "scatter_of": found.scatter_of,
         "why": found.why,
         "published": above / below if above and below else None,
         "published_status": "claimed",
@@ -326,9 +358,3 @@ def rounds_drift(rungs: list[RungRuns]) -> dict | None:
             if len(values) == len(boots) > 1:
                 rows.append({each.boot.boot: value / mean for each, value in zip(boots, values, strict=True)})
     return drift(rows)
-
-
-def visit_names(rungs: Sequence[RungRuns]) -> dict[str, str]:
-    """Visits in the order of their first run, as 1, 2, …"""
-    boots = sorted((each for runs in rungs for each in runs.measured), key=lambda each: each.boot.run or "")
-    return {visit: str(number) for number, visit in enumerate(dict.fromkeys(each.visit for each in boots), start=1)}

@@ -1,7 +1,7 @@
 """Room bench: what a rung gained over another: a ratio with its interval, taken within one visit to a machine. Pure."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -14,7 +14,8 @@ class Step:
 
     `below_noise`: whether the interval, or the machine's noise floor where that is wider, holds no change at all;
     None where neither is known. `scatter`: without an interval, by how much (relative) such a step comes out of
-    nothing, from the noise floor; None where that isn't known either.
+    nothing, from the noise floor; None where that isn't known either. `by_visit`: the gain in each visit, where there
+    are several; `scatter_of`: the number of rungs from whose scatter over them the interval is.
     """
 
     gain: float | None
@@ -22,34 +23,63 @@ class Step:
     below_noise: bool | None
     why: str | None = None
     scatter: float | None = None
+    by_visit: dict[str, float] | None = None
+    scatter_of: int | None = None
 
 
 Values = Mapping[str, list[float]]
 
 
-def step(before: Values, after: Values, floor: float | None) -> Step:
+def step(before: Values, after: Values, floor: float | None, every: Sequence[Values] = ()) -> Step:
     """The gain of `after` over `before`: by visit one value a boot, all above 0. `floor`: the noise floor, relative.
 
     Only visits that saw both count, since another visit may be another card. With one such visit the interval is
-    Welch's over boots, of the logarithms; with several it is the t interval over the visits' ratios. Where there is
-    none, the floor stands in: it is of one boot against the mean of many, and two boots differ by up to √2 as much.
+    Welch's over boots, of the logarithms. With several it is of the visits' ratios; `every` rung of the ladder that
+    was measured in all of them helps to tell how much a ratio scatters: see _over_visits. Where there is none, the
+    floor stands in: it is of one boot against the mean of many, and two boots differ by up to √2 as much.
     """
     common = [visit for visit in before if before[visit] and after.get(visit)]
     if not common:
         return Step(None, None, None, "the two were never measured in one visit to one machine")
-    pairs = [(np.log(before[visit]), np.log(after[visit])) for visit in common]
-    shifts = [float(new.mean() - old.mean()) for old, new in pairs]
-    shift = float(np.mean(shifts))
-    interval = interval95(shifts) if len(shifts) > 1 else _welch(*pairs[0])
+    shifts = {visit: float(np.log(after[visit]).mean() - np.log(before[visit]).mean()) for visit in common}
+    shift = float(np.mean(list(shifts.values())))
     gain = float(np.expm1(shift))
+    if len(common) > 1:
+        half, rungs = _over_visits(list(every) or [before, after], common)
+        found = Step(gain, _as_gains(shift - half, shift + half), None)
+        found = replace(found, by_visit={visit: float(np.expm1(each)) for visit, each in shifts.items()})
+        return _against_noise(replace(found, scatter_of=rungs), floor)
+    interval = _welch(np.log(before[common[0]]), np.log(after[common[0]]))
     if interval is None:
         scatter = None if floor is None else floor * 2**0.5
         noisy = None if scatter is None else abs(gain) <= scatter
         held = "" if scatter is None else f"; by the noise floor ±{scatter:.1%}"
         return Step(gain, None, noisy, f"one boot, no interval{held}", scatter)
-    low, high = (float(np.expm1(edge)) for edge in interval)
-    noisy = low <= 0 <= high or (floor is not None and abs(gain) <= floor)
-    return Step(gain, (low, high), noisy)
+    return _against_noise(Step(gain, _as_gains(*interval), None), floor)
+
+
+def _as_gains(low: float, high: float) -> tuple[float, float]:
+    return float(np.expm1(low)), float(np.expm1(high))
+
+
+def _against_noise(found: Step, floor: float | None) -> Step:
+    low, high = found.ci95
+    return replace(found, below_noise=low <= 0 <= high or (floor is not None and abs(found.gain) <= floor))
+
+
+def _over_visits(rungs: Sequence[Values], visits: Sequence[str]) -> tuple[float, int]:
+    """Half the 95% interval of a step's mean logarithm over visits, and of how many rungs' scatter it is.
+
+    A randomized complete block design, the visits its blocks: the logarithm of a rate is a rung's part, a visit's
+    part and a rest, and the rest is taken to scatter alike on every rung. Of two rungs alone it is the paired t
+    interval, which says next to nothing for two visits; six rungs have five times its degrees of freedom.
+    """
+    whole = [rung for rung in rungs if all(rung.get(visit) for visit in visits)]
+    cells = np.array([[np.log(rung[visit]).mean() for visit in visits] for rung in whole])
+    rest = cells - cells.mean(axis=0) - cells.mean(axis=1, keepdims=True) + cells.mean()
+    freedom = (len(whole) - 1) * (len(visits) - 1)
+    variance = float((rest**2).sum()) / freedom
+    return float(t_factor(freedom + 1)) * (2 * variance / len(visits)) ** 0.5, len(whole)
 
 
 def _welch(old: np.ndarray, new: np.ndarray) -> tuple[float, float] | None:

@@ -9,12 +9,12 @@ from bench.analyse import rounded
 from bench.evidence import Evidence
 from bench.ladder.journal import Boot
 from bench.ladder.rows import (
+    Ladder,
     RungRuns,
     floors_of,
     read_measured,
     rounds_drift,
     rung_row,
-    visit_names,
     whole_ladder,
 )
 from bench.ladder.sequence import Outlook, Rung
@@ -22,7 +22,7 @@ from bench.ladder.setting import Setting
 from bench.runfolder import dump_json, write_text
 from images.console import note
 from recipes.compare import argument_changes
-from recipes.load import Loaded, load_recipe
+from recipes.load import Loaded, load_ladder, load_recipe
 from recipes.schema import Benchmark
 from recipes.site import OwnSite
 
@@ -59,16 +59,16 @@ def build_table(
 ) -> dict:
     """The mapping of ladder.json."""
     every = [measured.get(rung.name, RungRuns(rung.name, [], [])) for rung in rungs]
-    names = visit_names(every)
+    ladder = Ladder(every)
     rows, published = [], []
     for rung, runs in zip(rungs, every, strict=True):
         tried = ahead.configurations.get(rung.name, rung)
         plan = _plan_row(rung, tried)
         published.append(plan["published_tok_s"])
-        rows.append(rung_row(plan, runs, _against(tried, measured), names))
+        rows.append(rung_row(plan, runs, _against(tried, measured), ladder))
     root = next((runs.rung for runs in every if runs.counting), None)
     kept = {decision.rung for decision in ahead.decisions if decision.kept}
-    chain = [not setting.keep or runs.rung in kept or runs.rung == root for runs in every]
+    chain = _chain(setting, every, {root, *kept})
     first = next((each for runs in every for each in runs.measured), None)
     counting = next((runs for runs in every if runs.counting), None)
     floors = floors_of(counting) if counting else {}
@@ -85,17 +85,28 @@ def build_table(
         "published_shape": _shape(_own(rungs[0]).recipe.benchmark),
         "begun_with": setting.begun_with,
         "windows_a_boot": load.windows,
-        "visits": len(names),
+        "visits": len(ladder.visits),
         "void_boots": [asdict(boot) for boot in boots if boot.state == "void"],
         "rungs": rows,
         "whole": whole_ladder(
-            list(compress(every, chain)), list(compress(published, chain)), floors.get("output_tok_s")
+            ladder, list(compress(every, chain)), list(compress(published, chain)), floors.get("output_tok_s")
         ),
         "drift": rounds_drift(every) if setting.order == "interleaved" else None,
-        "sensitivity": _sensitivity(rungs, every),
+        "sensitivity": _sensitivity(list(compress(zip(rungs, every, strict=True), chain))),
         "keep_if_better": setting.keep,
         "decisions": [asdict(decision) for decision in ahead.decisions],
     }
+
+
+def _chain(setting: Setting, every: Sequence[RungRuns], kept: set[str | None]) -> list[bool]:
+    """Which rungs the whole ladder's ratio is of: those kept, and no recipe that stands beside the ladder.
+
+    Of recipes beside the ladder alone it is of all of them.
+    """
+    chosen = [not setting.keep or runs.rung in kept for runs in every]
+    own = set(load_ladder(setting.family).rungs)
+    within = [each and runs.rung in own for each, runs in zip(chosen, every, strict=True)]
+    return within if sum(bool(runs.counting) for runs in compress(every, within)) > 1 else chosen
 
 
 def _plan_row(rung: Rung, tried: Rung) -> dict:
@@ -135,12 +146,12 @@ def _engine(evidence: Evidence) -> dict:
     return {"name": engine.name, "answered": sorted(set(engine.answered)), "identity": engine.identity}
 
 
-def _sensitivity(rungs: Sequence[Rung], every: Sequence[RungRuns]) -> dict | None:
+def _sensitivity(chain: Sequence[tuple[Rung, RungRuns]]) -> dict | None:
     """For fixed synthetic acceptance: what the last rung's rate would be at ±0.1, all else equal. Modelled.
 
     tok/s = streams × acceptance length ÷ step time, and the step time doesn't depend on what is accepted.
     """
-    measured = [(rung, runs) for rung, runs in zip(rungs, every, strict=True) if runs.counting]
+    measured = [(rung, runs) for rung, runs in chain if runs.counting]
     if len(measured) < 2:
         return None
     rung, runs = measured[-1]

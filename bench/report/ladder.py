@@ -179,6 +179,7 @@ def _whole_notes(found: dict) -> Iterator[str]:
     whole, sensitive, drift = found["whole"], found["sensitivity"], found["drift"]
     if whole and whole["ratio"] is not None:
         interval = f", 95% {whole['ci95'][0]:.3f} to {whole['ci95'][1]:.3f}" if whole["ci95"] else f" ({whole['why']})"
+        interval += _by_visit(whole)
         published = f"; published: {whole['published']:.3f} (claimed)" if whole["published"] else ""
         chosen = "; by the boots that chose these rungs, so it flatters them" if found["keep_if_better"] else ""
         yield f"{whole['to']} ÷ {whole['from']}: {whole['ratio']:.3f}{interval}{chosen}{published}"
@@ -190,6 +191,14 @@ def _whole_notes(found: dict) -> Iterator[str]:
     if drift:
         interval = f", 95% {drift['ci95'][0]:+.2%} to {drift['ci95'][1]:+.2%}" if drift["ci95"] else ""
         yield f"Drift, last round against the first: {drift['change']:+.2%}{interval}"
+
+
+def _by_visit(whole: dict) -> str:
+    """What each visit's ratio was, where there were several, and of how many rungs' scatter the interval is."""
+    if not whole["by_visit"]:
+        return ""
+    each = ", ".join(f"{ratio:.3f} on visit {visit}" for visit, ratio in whole["by_visit"].items())
+    return f" by the scatter of {whole['scatter_of']} rungs over the visits ({each})"
 
 
 def _caveats(found: dict) -> Iterator[str]:

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.analyse import analyse_window, chunk_spans, latencies_ms, steady_bounds, timeline
+from bench.arrays import TICK_US, read_arrays, save_window
 from bench.counters import acceptance_length, difference, parse_counters
-from bench.load import TICK_US, compact
+from bench.load import compact
 from tests.runs import closed_loop
 
 
@@ -245,6 +246,18 @@ def test_a_chunk_s_moment_is_kept_within_half_a_tick_of_the_clock_however_many_c
     for true, found in zip(gaps, np.split(kept.astype(np.int64), cuts), strict=True):
         off = np.cumsum(found) - np.cumsum(np.asarray(true, float)) * 1e6
         assert np.all(np.abs(off) <= TICK_US / 2 + 0.01)
+
+
+@given(st.lists(st.integers(0, 70_000_000), min_size=1, max_size=40), st.booleans())
+def test_gaps_come_back_from_a_file_as_they_went_in_whether_in_ticks_or_not(tmp_path_factory, gaps, on_grid):
+    arrays = {name: np.zeros(1) for name in ("start_s", "ttft_s", "e2e_s")} | {"error": np.array([""])}
+    arrays |= {name: np.array([len(gaps)], np.int32) for name in ("input_tokens", "output_tokens", "chunks")}
+    arrays["gaps_us"] = np.array(gaps, np.uint32) // (TICK_US if on_grid else 1) * (TICK_US if on_grid else 1)
+    folder = tmp_path_factory.mktemp("window")
+    save_window(folder, arrays)
+    found = read_arrays(folder / "client.npz")
+    assert found.keys() == arrays.keys()
+    assert all(np.array_equal(found[name], arrays[name]) for name in arrays)
 
 
 def test_the_client_s_detailed_file_becomes_arrays_and_its_lying_fields_stay_behind():

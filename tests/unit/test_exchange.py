@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bench.arrays import TICK_US
 from bench.evidence import read_evidence
 from bench.exchange import export, import_vllm
-from bench.load import TICK_US
 from bench.runfolder import seal_faults
 from bench.verdict import EXIT_CODES, judge, write_verdict
 from images.errors import Problem, RunProblem, UsageProblem

@@ -60,6 +60,8 @@ HOSTILE = {
     "not a number": npz({**GOOD, "e2e_s": np.full(80, np.nan)}),
     "for ever": npz({**GOOD, "e2e_s": np.full(80, np.inf)}),
     "before its time": npz({**GOOD, "start_s": -GOOD["start_s"]}),
+    "ticks of another kind": npz({**GOOD, "gap_ticks": GOOD["gaps_us"].astype(float)}),
+    "fewer ticks than chunks": npz({**GOOD, "gap_ticks": np.ones(3, np.uint16)}),
     "negative chunks": npz({**GOOD, "chunks": -GOOD["chunks"]}),
     "time differences": npz({**GOOD, "chunks": np.zeros(80, "timedelta64[s]")}),
     "pickles": npz({**GOOD, "error": np.array([""] * 79, object)}) if False else npz({**GOOD, "error": np.zeros(80)}),

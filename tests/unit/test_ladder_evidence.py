@@ -15,7 +15,7 @@ from bench.ladder.exits import exit_code, incomplete
 from bench.ladder.join import join_ladders, remake
 from bench.ladder.journal import FILE, read_boots
 from bench.ladder.proof import Proof
-from bench.ladder.rows import Measured, RungRuns, read_measured, rung_row
+from bench.ladder.rows import Ladder, Measured, RungRuns, read_measured, rung_row
 from bench.ladder.setting import read_setting
 from bench.ladder.steps import step
 from bench.quality.score import paired_difference
@@ -50,7 +50,7 @@ def failing(each: Measured, *ids: str) -> Measured:
 
 
 def row_of(runs: RungRuns) -> dict:
-    row = rung_row(PLAN, runs, None, {each.visit: "1" for each in runs.measured})
+    row = rung_row(PLAN, runs, None, Ladder([runs]))
     return {**row, "effect_proved": True} if "effect_proved" in row else row
 
 
@@ -80,7 +80,7 @@ def test_a_rung_whose_boots_prove_nothing_is_invalid_whichever_boot_came_first(d
 
 def test_a_boot_that_proves_nothing_proves_no_effect(drafting: RungRuns):
     void = replace(drafting, measured=[failing(each, "prefix_hits") for each in drafting.measured])
-    row = rung_row(PLAN, void, None, {each.visit: "1" for each in void.measured})
+    row = rung_row(PLAN, void, None, Ladder([void]))
     assert row["effect_proved"] is not True
 
 

@@ -19,7 +19,7 @@ from bench.ladder.join import remake
 from bench.ladder.journal import RUNS, read_boots
 from bench.ladder.proof import Proof, effect, proofs
 from bench.ladder.resume import as_measured, require_recipes, require_same_host, strays
-from bench.ladder.rows import read_measured, whole_ladder
+from bench.ladder.rows import Ladder, read_measured, whole_ladder
 from bench.ladder.sequence import rungs_here
 from bench.ladder.setting import read_setting, write_setting
 from bench.ladder.steps import drift, step
@@ -54,6 +54,47 @@ def test_a_step_over_visits_is_scipy_s_paired_interval_of_the_logarithms(pairs):
     before, after = ({str(visit): [pair[at]] for visit, pair in enumerate(pairs)} for at in (0, 1))
     low, high = stats.ttest_1samp(ratios, 0).confidence_interval(0.95)
     assert step(before, after, None).ci95 == pytest.approx((np.expm1(low), np.expm1(high)), rel=1e-9, abs=1e-12)
+
+
+@given(st.integers(2, 6), st.integers(2, 4), st.integers(0, 2**32 - 1))
+def test_several_rungs_tell_the_scatter_over_visits_as_the_least_squares_fit_of_rungs_and_visits_does(
+    rungs, visits, seed
+):
+    table = np.random.default_rng(seed).normal(0, 0.03, (rungs, visits)) + np.arange(rungs)[:, None]
+    every = [{str(visit): [float(np.exp(log))] for visit, log in enumerate(row)} for row in table]
+    found = step(every[0], every[-1], None, every)
+    at = [(rung, visit) for rung in range(rungs) for visit in range(visits)]
+    design = np.array(
+        [[rung == each for each in range(rungs)] + [visit == each for each in range(1, visits)] for rung, visit in at],
+        float,
+    )
+    fit, rest, *_ = np.linalg.lstsq(design, table.ravel(), rcond=None)
+    freedom = len(at) - design.shape[1]
+    spread = np.linalg.inv(design.T @ design) * float(((design @ fit - table.ravel()) ** 2).sum()) / freedom
+    error = (spread[0, 0] + spread[rungs - 1, rungs - 1] - 2 * spread[0, rungs - 1]) ** 0.5
+    half, shift = stats.t.ppf(0.975, freedom) * error, fit[rungs - 1] - fit[0]
+    assert found.ci95 == pytest.approx((np.expm1(shift - half), np.expm1(shift + half)), rel=1e-6)
+    assert found.scatter_of == rungs and sorted(found.by_visit) == sorted(map(str, range(visits)))
+
+
+def test_the_interval_over_two_cards_holds_the_true_step_nineteen_times_in_twenty():
+    """A rung's ratio differs from card to card, by 3%, and so does a card from another, by 10%."""
+    rng, held, trials = np.random.default_rng(5), 0, 3000
+    for _ in range(trials):
+        cards = rng.normal(0, 0.1, 2)
+        logs = np.log([100, 110, 150, 190])[:, None] + cards + rng.normal(0, 0.03, (4, 2))
+        every = [{"1": [float(np.exp(one))], "2": [float(np.exp(two))]} for one, two in logs]
+        low, high = step(every[0], every[-1], None, every).ci95
+        held += low <= 0.9 <= high
+    assert 0.94 < held / trials < 0.96
+
+
+def test_what_stands_beside_the_ladder_is_no_end_of_it(tmp_path):
+    folder = written_ladder(tmp_path / "ladder", {"base": [0.01], "mtp1": [0.008], "random-text": [0.002]})
+    whole = remake(folder)["whole"]
+    assert (whole["from"], whole["to"]) == ("base", "mtp1")
+    alone = remake(written_ladder(tmp_path / "beside", {"base": [0.01], "random-text": [0.002]}))["whole"]
+    assert (alone["from"], alone["to"]) == ("base", "random-text")
 
 
 @given(st.lists(st.tuples(st.floats(0.9, 1.1), st.floats(0.9, 1.1)), min_size=2, max_size=6))
@@ -115,9 +156,11 @@ def test_what_a_rung_is_to_change_has_to_be_what_the_rung_before_it_was_given(tm
 def test_the_published_ratio_is_of_the_two_rungs_beside_which_it_stands(tmp_path):
     folder = written_ladder(tmp_path / "ladder", {"base": [0.01], "mtp3": [0.009], "mtp1": [0.008]})
     runs = list(read_measured(folder, read_boots(folder)).values())
-    assert whole_ladder(runs, [100.0, 150.0, 300.0], None)["published"] == 3
-    assert whole_ladder(runs, [100.0, 150.0, None], None)["published"] is None, "150/100 is of another pair"
-    assert whole_ladder(runs, [None, 150.0, 300.0], None)["published"] is None
+    assert whole_ladder(Ladder(runs), runs, [100.0, 150.0, 300.0], None)["published"] == 3
+    assert whole_ladder(Ladder(runs), runs, [100.0, 150.0, None], None)["published"] is None, (
+        "150/100 is of another pair"
+    )
+    assert whole_ladder(Ladder(runs), runs, [None, 150.0, 300.0], None)["published"] is None
 
 
 def test_a_change_is_kept_only_where_every_guard_metric_was_measured_and_is_told_with_its_figures(tmp_path):
@@ -248,6 +291,23 @@ def test_a_flag_of_which_the_configuration_does_not_tell_is_proved_by_a_log_line
     assert proved_by(replace(drafting, recipe=named), key, BEFORE, AFTER)["swap-space"] is True
     same = AFTER.model_copy(update={"argv": BEFORE.argv})
     assert proved_by(replace(drafting, recipe=named), key, BEFORE, same)["swap-space"] is False
+
+
+def test_api_servers_are_counted_in_the_log_since_the_configuration_does_not_tell_of_them(drafting):
+    engine = drafting.recipe.engine
+    flags = {**engine.flags, "api-server-count": 2}
+    subject = replace(
+        drafting, recipe=drafting.recipe.model_copy(update={"engine": engine.model_copy(update={"flags": flags})})
+    )
+
+    def answer(log: str | None):
+        boots = [Boot(1, drafting.boots[0].argv, drafting.boots[0].env, log)]
+        found = proved_by(replace(subject, boots=boots), ["engine.flags.api-server-count"], BEFORE, AFTER)
+        return found["api-server-count"]
+
+    assert answer("(ApiServer_0 pid=7) INFO up\n(ApiServer_1 pid=8) INFO up\n(ApiServer_0 pid=7) INFO more") is True
+    assert answer("(APIServer pid=7) INFO the only one") is False
+    assert answer(None) is None
 
 
 def test_no_proof_at_all_is_no_effect():
