@@ -11,8 +11,9 @@ from images.errors import RunProblem
 
 FILE = "client.npz"
 MAX_BYTES = 400_000_000  # all arrays of a window together, unpacked
-TICK_US = 100  # a chunk's moment is kept to this
-TICKS = "gap_ticks"  # uint16, in the place of gaps_us
+TICKS, TICK = "gap_ticks", "tick_us"  # in the place of gaps_us: a window's gaps, and how long a tick is
+TICKS_US = (100, 250, 500, 1000)  # the longest that is at most FINE of the median gap, else the shortest
+FINE = 1 / 64
 NAMES = {
     "start_s": np.floating,
     "ttft_s": np.floating,
@@ -42,15 +43,22 @@ def save_window(folder: Path, arrays: dict[str, np.ndarray]) -> None:
 
 
 def _in_ticks(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The arrays with `gap_ticks` (G, uint16, of TICK_US each) in the place of `gaps_us`: a third less in a file.
+    """The arrays with `gap_ticks` (G, uint16 where they fit) and `tick_us` in the place of `gaps_us`.
 
-    Gaps that aren't on the grid, or are longer than 6.5 s, stay as they are.
+    It is the time since a request's first chunk that is rounded, not each gap: the errors of a request's gaps don't
+    add up. A finer clock would keep the noise of the client's own event loop, which is most of such a file.
     """
-    gaps = arrays["gaps_us"]
-    if np.any(gaps % TICK_US) or np.any(gaps > np.iinfo(np.uint16).max * TICK_US):
-        return arrays
+    gaps, count = arrays["gaps_us"].astype(np.int64), _gaps_of_requests(arrays)
+    tick = max((each for each in TICKS_US[1:] if gaps.size and each <= FINE * np.median(gaps)), default=TICKS_US[0])
+    elapsed = np.concatenate([[0], np.cumsum(gaps)])
+    begins = np.repeat(np.cumsum(count) - count, count)
+    moments = (2 * (elapsed[1:] - elapsed[begins]) + tick) // (2 * tick)
+    before = np.concatenate([[0], moments[:-1]])
+    before[begins == np.arange(len(gaps))] = 0
+    ticks = moments - before
+    kind = np.uint16 if not ticks.size or ticks.max() <= np.iinfo(np.uint16).max else np.uint32
     others = {name: array for name, array in arrays.items() if name != "gaps_us"}
-    return {**others, TICKS: (gaps // TICK_US).astype(np.uint16)}
+    return {**others, TICKS: ticks.astype(kind), TICK: np.array([tick], np.uint16)}
 
 
 def read_arrays(file: Path) -> dict[str, np.ndarray]:
@@ -83,28 +91,40 @@ def _unpacked(file: Path) -> dict[str, np.ndarray]:
     """The arrays that are wanted, and no others; sizes are looked at before anything is unpacked."""
     with zipfile.ZipFile(file) as packed:
         sizes = {entry.filename: entry.file_size for entry in packed.infolist()}
-    gaps = TICKS if f"{TICKS}.npy" in sizes else "gaps_us"
-    needed = [gaps if name == "gaps_us" else name for name in NAMES]
-    wanted = [*needed, *(name for name in OPTIONAL if f"{name}.npy" in sizes)]
+    gaps = [TICKS, TICK] if f"{TICKS}.npy" in sizes else ["gaps_us"]
+    wanted = [
+        *(name for name in NAMES if name != "gaps_us"),
+        *gaps,
+        *(name for name in OPTIONAL if f"{name}.npy" in sizes),
+    ]
     for name in wanted:
         if f"{name}.npy" not in sizes:
             raise ValueError(f"array {name!r} is missing")
-    if sum(sizes[f"{name}.npy"] for name in wanted) > MAX_BYTES:
+    unpacked = {
+        name: sizes[f"{name}.npy"] * (2 if name == TICKS else 1) for name in wanted
+    }  # gaps_us has 4 bytes a gap
+    if sum(unpacked.values()) > MAX_BYTES:
         raise ValueError(f"the arrays have more than {MAX_BYTES} bytes")
     with np.load(file, allow_pickle=False) as stored:
         arrays = {name: stored[name] for name in wanted}
-    if gaps == TICKS:
-        arrays["gaps_us"] = _in_us(arrays.pop(TICKS))
+    if TICKS in arrays:
+        arrays["gaps_us"] = _in_us(arrays.pop(TICKS), arrays.pop(TICK))
     return arrays
 
 
-def _in_us(ticks: np.ndarray) -> np.ndarray:
-    if ticks.dtype != np.uint16:
-        raise ValueError(f"wanted {TICKS!r} as a list of uint16")
-    return ticks.astype(np.uint32) * np.uint32(TICK_US)
+def _in_us(ticks: np.ndarray, tick: np.ndarray) -> np.ndarray:
+    if ticks.dtype not in (np.uint16, np.uint32) or tick.dtype != np.uint16 or tick.shape != (1,) or tick[0] == 0:
+        raise ValueError(f"wanted {TICKS!r} as a list of uint16 or uint32, and {TICK!r} as one uint16 above 0")
+    if ticks.size and int(ticks.max()) * int(tick[0]) > np.iinfo(np.uint32).max:
+        raise ValueError(f"{TICKS!r} holds a gap of more than an hour")
+    return ticks.astype(np.uint32) * np.uint32(tick[0])
+
+
+def _gaps_of_requests(arrays: dict[str, np.ndarray]) -> np.ndarray:
+    """How many gaps each request has: one fewer than chunks, since the first chunk's time is `ttft_s`."""
+    return arrays["chunks"].astype(np.int64) - (arrays["ttft_s"] > 0)
 
 
 def _gap_count(arrays: dict[str, np.ndarray]) -> int:
-    first = (arrays["ttft_s"] > 0).astype(np.int64)
-    gaps = arrays["chunks"].astype(np.int64) - first if len(arrays["chunks"]) == len(first) else np.array([-1])
+    gaps = _gaps_of_requests(arrays) if len(arrays["chunks"]) == len(arrays["ttft_s"]) else np.array([-1])
     return int(gaps.sum()) if (gaps >= 0).all() else -1

@@ -12,7 +12,6 @@ from pathlib import Path
 import httpx
 import numpy as np
 
-from bench.arrays import TICK_US
 from bench.clients import Gate, Running, StartClient, split_prompts, split_streams, start_client
 from bench.counters import Counters, Sample, acceptance_length, difference, read_counters
 from bench.loops import is_loop
@@ -204,7 +203,7 @@ def compact(result: dict) -> dict[str, np.ndarray]:
 
     With R requests and G gaps: `start_s` (R, the client's monotonic clock), `ttft_s`, `e2e_s` (R),
     `input_tokens`, `output_tokens`, `chunks` (R, int32), `gaps_us` (G, uint32, the chunk gaps of all
-    requests one after another, in multiples of TICK_US), `error` (R, text, empty where none),
+    requests one after another), `error` (R, text, empty where none),
     `text_sha256` (R, 16 hex digits), `looping` (R, bool: see loops.is_loop), `texts` (the first 1% of the
     texts, at least one). The client's summary fields are left behind.
     """
@@ -220,28 +219,12 @@ def compact(result: dict) -> dict[str, np.ndarray]:
         "chunks": np.asarray(
             [len(gap) + (ttft > 0) for gap, ttft in zip(gaps, result["ttfts"], strict=True)], np.int32
         ),
-        "gaps_us": _gaps_us(gaps),
+        "gaps_us": np.rint(np.asarray([each for gap in gaps for each in gap], np.float64) * 1e6).astype(np.uint32),
         "error": np.asarray([_short(error) for error in result["errors"]], dtype=np.str_),
         "text_sha256": np.asarray([hashlib.sha256((text or "").encode()).hexdigest()[:16] for text in texts], np.str_),
         "looping": np.asarray([is_loop(text or "") for text in texts], np.bool_),
         "texts": np.asarray(texts[:kept], dtype=np.str_),
     }
-
-
-def _gaps_us(gaps: list[list[float]]) -> np.ndarray:
-    """The gaps of R requests (s) one after another (G, uint32), in multiples of TICK_US.
-
-    It is the time since a request's first chunk that is rounded, not each gap: the errors of a request's gaps don't
-    add up. A finer clock would keep the noise of the client's own event loop, which is most of such a file.
-    """
-    counts = np.asarray([len(gap) for gap in gaps], np.int64)
-    flat = np.concatenate([np.asarray(gap, np.float64) for gap in gaps] or [[]])
-    elapsed = np.concatenate([[0.0], np.cumsum(flat)])
-    begins = np.repeat(np.cumsum(counts) - counts, counts)
-    ticks = np.rint((elapsed[1:] - elapsed[begins]) * 1e6 / TICK_US).astype(np.int64)
-    before = np.concatenate([[0], ticks[:-1]])
-    before[begins == np.arange(len(flat))] = 0
-    return ((ticks - before) * TICK_US).astype(np.uint32)
 
 
 def merge(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:

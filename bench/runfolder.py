@@ -4,6 +4,7 @@ import json
 import os
 import secrets
 import tempfile
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -22,14 +23,31 @@ SEAL = "SHA256SUMS"
 DERIVED = frozenset({"verdict.json", "report.html", SEAL})
 SCHEMA = 2  # 2: the counters' course, the host's identity, loops in texts; a run is judged by its own schema's guards
 PARTIAL = ".partial"
+WIDTH = 160  # characters of a line of JSON
 MAX_TEXT_BYTES = 50_000_000
 MAX_RESULT_BYTES = 400_000_000
 TEXT = "a text file of a run"
 
 
 def dump_json(value: Any) -> str:
-    """JSON the same way everywhere: sorted keys, a newline at the end, no NaN."""
-    return json.dumps(value, indent=2, sort_keys=True, allow_nan=False) + "\n"
+    """JSON the same way everywhere: sorted keys, a newline at the end, no NaN; what fits into a line stands in one."""
+    plain = json.loads(json.dumps(value, sort_keys=True, allow_nan=False))
+    return "\n".join(_laid_out("", plain, "")) + "\n"
+
+
+def _laid_out(name: str, value: Any, indent: str) -> Iterator[str]:
+    line = f"{indent}{name}{json.dumps(value)}"
+    if len(line) <= WIDTH or not isinstance(value, dict | list) or not value:
+        yield line
+        return
+    first, last = "{}" if isinstance(value, dict) else "[]"
+    pairs = value.items() if isinstance(value, dict) else (("", each) for each in value)
+    yield f"{indent}{name}{first}"
+    for number, (key, inner) in enumerate(pairs, start=1):
+        *lines, end = _laid_out(f"{json.dumps(key)}: " if key or first == "{" else "", inner, indent + "  ")
+        yield from lines
+        yield end + ("," if number < len(value) else "")
+    yield f"{indent}{last}"
 
 
 def dump_rows(value: dict[str, Any]) -> str:

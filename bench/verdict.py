@@ -9,6 +9,7 @@ from bench.analyse import rounded
 from bench.claims import judge_claim
 from bench.evidence import Evidence, judging, read_evidence
 from bench.floors import known_floor
+from bench.graphs import graph_fit
 from bench.guards import Guard, run_guards
 from bench.measurement import Measurement, measure_evidence
 from bench.runfolder import dump_json, write_text
@@ -107,9 +108,16 @@ def _setting(evidence: Evidence) -> dict:
             "gpus": [str(gpu.get("name") or "?") for gpu in machine.gpus],
         },
         "model_files_that_differ": differing,
+        "cuda_graphs": _cuda_graphs(evidence),
         "url": manifest.url,
         "imported": manifest.imported.model_dump() if manifest.imported else None,
     }
+
+
+def _cuda_graphs(evidence: Evidence) -> dict | None:
+    """Tokens of the engine's largest CUDA graph and of a decode step, and what is wrong; None where no log tells."""
+    fit = graph_fit(evidence)
+    return fit and {"largest": fit.largest, "step": fit.step, "said": fit.said}
 
 
 def overall_state(claims: list[Claim], judged: list[dict], voided: list[Guard]) -> str:

@@ -85,9 +85,10 @@ def resolved_config(engine: Engine, argv: Sequence[str], env: Mapping[str, str])
 
     `argv` begins with 'serve', `env` holds the declared variables. Returns values by name: async_scheduling, dtype,
     enable_prefix_caching, enforce_eager, mamba_backend, mamba_cache_dtype, mamba_cache_mode, mamba_ssm_cache_dtype,
-    max_num_seqs, num_speculative_tokens, philox_rounds, speculative_method, stochastic_rounding; None where this
-    engine has no such attribute, or no drafts. They are the configuration's: a CPU worker replaces the Mamba backend
-    `triton` by its own later, and a CPU ignores stochastic rounding although it resolves to True.
+    max_cudagraph_capture_size, max_num_seqs, num_speculative_tokens, philox_rounds, speculative_method,
+    stochastic_rounding; None where this engine has no such attribute, or no drafts. They are the configuration's: a
+    CPU worker replaces the Mamba backend `triton` by its own later, and a CPU ignores stochastic rounding although it
+    resolves to True.
     Raises EngineProblem, with the engine's last words, when it refuses the command line.
     """
     question = {"ask": "config", "argv": list(argv)}

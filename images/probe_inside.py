@@ -25,6 +25,7 @@ RESOLVED = {
     "mamba_cache_dtype": "cache_config.mamba_cache_dtype",
     "mamba_cache_mode": "cache_config.mamba_cache_mode",
     "mamba_ssm_cache_dtype": "cache_config.mamba_ssm_cache_dtype",
+    "max_cudagraph_capture_size": "compilation_config.max_cudagraph_capture_size",
     "max_num_seqs": "scheduler_config.max_num_seqs",
     "num_speculative_tokens": "speculative_config.num_speculative_tokens",
     "philox_rounds": "mamba_config.stochastic_rounding_philox_rounds",

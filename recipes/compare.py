@@ -35,6 +35,7 @@ RESOLVED = {
     "mamba-cache-dtype": "mamba_cache_dtype",
     "mamba-cache-philox-rounds": "philox_rounds",
     "mamba-ssm-cache-dtype": "mamba_ssm_cache_dtype",
+    "max-cudagraph-capture-size": "max_cudagraph_capture_size",
     "max-num-seqs": "max_num_seqs",
 }
 

@@ -12,6 +12,7 @@ from images.docker_engine import is_remote
 from images.errors import Problem
 from images.index import cache_root
 from images.probe import ask, resolved_config
+from recipes.compare import RESOLVED
 from recipes.load import Loaded, changes
 from recipes.machine import load_machines, machine_profile
 from recipes.spec import Container, ServingSpec, serving_spec
@@ -53,7 +54,9 @@ def _settings(plan: Plan, loaded: Loaded) -> dict:
 def _asked(plan: Plan, spec: ServingSpec, loaded: Loaded) -> dict:
     """The engine's answer, kept by engine, command line and model: asking takes 10 to 30 s."""
     env = {name: value for name, value in spec.env.items() if name not in MACHINE_S}
-    question = [plan.engine.identity, plan.machine["slug"], list(spec.argv), env, dict(loaded.recipe.model.files)]
+    names = sorted(RESOLVED.values())  # what this program asks for, which an older one may have asked less of
+    on = [plan.engine.identity, plan.machine["slug"]]
+    question = [*on, list(spec.argv), env, dict(loaded.recipe.model.files), names]
     name = hashlib.sha256(json.dumps(question, sort_keys=True).encode()).hexdigest()[:24]
     file = cache_root() / "resolved" / f"{name}.json"
     with suppress(Problem):

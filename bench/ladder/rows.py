@@ -261,6 +261,7 @@ def _figures(verdict: dict, runs: RungRuns, used: list[Measured]) -> dict:
         "gpu_memory_gb": verdict["gpu_memory_gb"],
         "power_w": conditions.get("power_w"),
         "limits": (verdict["server_cpu"] or {}).get("limits"),
+        "graphs": (verdict["setting"]["cuda_graphs"] or {}).get("said"),
         "energy_j_per_token": verdict["energy_j_per_token"],
         "quality": verdict["quality"],
         "claims": [{key: claim[key] for key in ("id", "state", "measured", "reason")} for claim in verdict["claims"]],

@@ -170,6 +170,8 @@ def _row_notes(row: dict) -> Iterator[str]:
         yield f"{name}: no step. {row['step_why']}."
     if row.get("limits"):
         yield f"→ {name} is host-bound, so its rate and the steps from and to it are the host's: {row['limits']}"
+    if row.get("graphs"):
+        yield f"→ {name}: {row['graphs']}"
     if row.get("effect_proved") is not True and row.get("effect_why"):
         yield f"✘ {name}: effect not proved. {row['effect_why']}"
 

@@ -103,6 +103,9 @@ def _print_claims(verdict: dict, console: Console) -> None:
             console.print(printable(f"{claim['id']}: {claim['attribution']['text']}."), markup=False)
     if verdict["server_cpu"] and verdict["server_cpu"]["limits"]:
         console.print(printable(f"→ Host-bound: {verdict['server_cpu']['limits']}."), style="bold", markup=False)
+    graphs = verdict["setting"].get("cuda_graphs")
+    if graphs and graphs["said"]:
+        console.print(printable(f"→ Outside CUDA graphs: {graphs['said']}."), style="bold", markup=False)
 
 
 def _tolerance(claim: dict) -> str:

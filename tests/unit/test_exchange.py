@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.arrays import TICK_US
 from bench.evidence import read_evidence
 from bench.exchange import export, import_vllm
 from bench.runfolder import seal_faults
@@ -167,10 +166,8 @@ def test_an_exported_run_comes_back_as_the_same_arrays(tmp_path: Path):
     assert [file.name for file in files] == ["out-b1-w1.vllm", "out-b2-w1.vllm"]
     back = read_evidence(import_vllm(files, RECIPE, tmp_path / "runs"))
     for ours, theirs in zip(read_evidence(run).windows, back.windows, strict=True):
-        for name in ("start_s", "ttft_s", "e2e_s", "input_tokens", "output_tokens", "chunks", "error"):
+        for name in ("start_s", "ttft_s", "e2e_s", "input_tokens", "output_tokens", "chunks", "gaps_us", "error"):
             assert (ours.arrays[name] == theirs.arrays[name]).all(), name
-        gaps = [each.arrays["gaps_us"].astype(int) for each in (ours, theirs)]
-        assert np.abs(gaps[0] - gaps[1]).max() <= TICK_US, "what is written keeps to the grid; a run of before needn't"
     assert seal_faults(tmp_path / "run") == []
 
 

@@ -50,6 +50,7 @@ def npy() -> bytes:
     return sink.getvalue()
 
 
+TICKS = {"gap_ticks": GOOD["gaps_us"].astype(np.uint16), "tick_us": np.array([100], np.uint16)}
 HOSTILE = {
     "a plain npy": npy(),
     "a member that is no array": zipped("start_s.npy", b"rubbish"),
@@ -60,8 +61,10 @@ HOSTILE = {
     "not a number": npz({**GOOD, "e2e_s": np.full(80, np.nan)}),
     "for ever": npz({**GOOD, "e2e_s": np.full(80, np.inf)}),
     "before its time": npz({**GOOD, "start_s": -GOOD["start_s"]}),
-    "ticks of another kind": npz({**GOOD, "gap_ticks": GOOD["gaps_us"].astype(float)}),
-    "fewer ticks than chunks": npz({**GOOD, "gap_ticks": np.ones(3, np.uint16)}),
+    "ticks of another kind": npz({**GOOD, **TICKS, "gap_ticks": GOOD["gaps_us"].astype(float)}),
+    "fewer ticks than chunks": npz({**GOOD, **TICKS, "gap_ticks": np.ones(3, np.uint16)}),
+    "ticks of no length": npz({**GOOD, **TICKS, "tick_us": np.zeros(1, np.uint16)}),
+    "ticks of a length that isn't told": npz({**GOOD, "gap_ticks": np.ones(3, np.uint16)}),
     "negative chunks": npz({**GOOD, "chunks": -GOOD["chunks"]}),
     "time differences": npz({**GOOD, "chunks": np.zeros(80, "timedelta64[s]")}),
     "pickles": npz({**GOOD, "error": np.array([""] * 79, object)}) if False else npz({**GOOD, "error": np.zeros(80)}),

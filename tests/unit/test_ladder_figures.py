@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from bench.evidence import Boot, Resolved, Settings, read_evidence
+from bench.graphs import graph_fit
 from bench.guards import run_guards
 from bench.ladder.combine import combine, incomparable, other_recipe
 from bench.ladder.decide import decide
@@ -68,7 +69,7 @@ def test_several_rungs_tell_the_scatter_over_visits_as_the_least_squares_fit_of_
         [[rung == each for each in range(rungs)] + [visit == each for each in range(1, visits)] for rung, visit in at],
         float,
     )
-    fit, rest, *_ = np.linalg.lstsq(design, table.ravel(), rcond=None)
+    fit, *_ = np.linalg.lstsq(design, table.ravel(), rcond=None)
     freedom = len(at) - design.shape[1]
     spread = np.linalg.inv(design.T @ design) * float(((design @ fit - table.ravel()) ** 2).sum()) / freedom
     error = (spread[0, 0] + spread[rungs - 1, rungs - 1] - 2 * spread[0, rungs - 1]) ** 0.5
@@ -308,6 +309,20 @@ def test_api_servers_are_counted_in_the_log_since_the_configuration_does_not_tel
     assert answer("(ApiServer_0 pid=7) INFO up\n(ApiServer_1 pid=8) INFO up\n(ApiServer_0 pid=7) INFO more") is True
     assert answer("(APIServer pid=7) INFO the only one") is False
     assert answer(None) is None
+
+
+def test_a_step_that_no_cuda_graph_holds_is_told_with_the_way_out(drafting):
+    """Three drafts and the next token of each stream: 64 tokens of 16 streams."""
+
+    def fit(log: str | None):
+        return graph_fit(replace(drafting, boots=[Boot(1, drafting.boots[0].argv, drafting.boots[0].env, log)]))
+
+    streams = drafting.recipe.benchmark.concurrency
+    assert fit(f"compilation_config={{'max_cudagraph_capture_size': {4 * streams}}}").said is None
+    assert f"--max-cudagraph-capture-size {4 * streams} makes" in fit("'max_cudagraph_capture_size': 32,").said
+    assert [
+        fit(log) for log in (None, "a log", "'max_cudagraph_capture_size': None", "'max_cudagraph_capture_size': 0")
+    ] == [None] * 4
 
 
 def test_no_proof_at_all_is_no_effect():
