@@ -209,11 +209,20 @@ def _standing(evidence: Evidence, verdict: dict) -> dict:
         "status": verdict["status"],
         "state": verdict["state"],
         "failed_guards": [guard["id"] for guard in verdict["guards"] if guard["ok"] is False],
+        **_bounds(verdict),
         "claims": [
             {name: claim[name] for name in ("id", "metric", "published", "status", "measured", "state", "reason")}
             for claim in verdict["claims"]
         ],
         "imported": evidence.manifest.imported is not None,
+    }
+
+
+def _bounds(verdict: dict) -> dict[str, str | None]:
+    """What set the rate, if it wasn't the GPU, and what ran outside CUDA graphs; in words, None where neither did."""
+    return {
+        "host_bound": (verdict["server_cpu"] or {}).get("limits"),
+        "outside_cuda_graphs": (verdict["setting"]["cuda_graphs"] or {}).get("said"),
     }
 
 
@@ -320,6 +329,7 @@ def csv_text(evidence: Evidence, verdict: dict, run: str) -> str:
                 "failed": int((~good).sum()),
                 **{name: "" if value is None else f"{value:.6g}" for name, value in figures.items()},
                 "failed_guards": " ".join(guard["id"] for guard in verdict["guards"] if guard["ok"] is False),
+                **{name: said or "" for name, said in _bounds(verdict).items()},
             }
         )
     sink = io.StringIO()

@@ -225,6 +225,8 @@ def read_recipe(run: Path) -> Recipe:
     Raises RunProblem when the folder is no run, UsageProblem when its recipe is of another schema.
     """
     file = run / "recipe.yaml"
+    if not run.exists():
+        raise RunProblem(f"{run}: there is no such folder. Runs lie below .runs/ and results/ of the repository")
     if not file.is_file():
         raise RunProblem(
             f"{run} is no run folder: it has no recipe.yaml. Runs lie below .runs/ and results/ of the repository"

@@ -1,5 +1,6 @@
 """Room bench: the verdict: what a run's evidence says about the recipe's claims. Pure, and the same everywhere."""
 
+import re
 from dataclasses import asdict
 from pathlib import Path
 
@@ -9,13 +10,13 @@ from bench.analyse import rounded
 from bench.claims import judge_claim
 from bench.evidence import Evidence, judging, read_evidence
 from bench.floors import known_floor
-from bench.graphs import graph_fit
 from bench.guards import Guard, run_guards
 from bench.measurement import Measurement, measure_evidence
 from bench.runfolder import dump_json, write_text
 from bench.server_load import mean_load
 from bench.statistics import interval95
 from images.console import note
+from recipes.graphs import graph_fit
 from recipes.model_files import differing_files
 from recipes.schema import Claim
 
@@ -29,6 +30,7 @@ EXIT_CODES = {
     "EXCEEDED": 6,
     "INVALID": 7,
 }
+LARGEST_GRAPH = re.compile(r"'max_cudagraph_capture_size': (\d{1,9})\b")  # of the configuration that vLLM logs
 WORST_FIRST = ("INVALID", "NOT_REPRODUCED", "INCONCLUSIVE", "NOT_COMPARABLE", "EXCEEDED", "REPRODUCED")
 
 
@@ -116,7 +118,8 @@ def _setting(evidence: Evidence) -> dict:
 
 def _cuda_graphs(evidence: Evidence) -> dict | None:
     """Tokens of the engine's largest CUDA graph and of a decode step, and what is wrong; None where no log tells."""
-    fit = graph_fit(evidence)
+    told = {int(size) for boot in evidence.boots for size in LARGEST_GRAPH.findall(boot.log or "")}
+    fit = graph_fit(evidence.recipe, told.pop() if len(told) == 1 else None)
     return fit and {"largest": fit.largest, "step": fit.step, "said": fit.said}
 
 

@@ -26,6 +26,7 @@ class FrontDoor(Program):
         """Parse; a mistake ends with status 2 and the nearest task's name."""
         program, *given = argv
         self._refuse_short_host(given)
+        self._refuse_empty_lists(given)
         self._as_usage(super().parse_core, [program, *_arguments(given, self.namespace.task_names)])
 
     def parse_tasks(self):
@@ -53,6 +54,15 @@ class FrontDoor(Program):
             if word.startswith("-h") and behind and not behind.startswith("-"):
                 meant = f"./inv {given[0]} --host {behind}"
                 raise Exit(f"-h is --help, and takes no value: a host is named with --host, {meant}", code=2)
+
+    def _refuse_empty_lists(self, given: list[str]) -> None:
+        """An option that may be repeated and has no value: Invoke would take it for one that isn't there."""
+        if not given or given[0] not in self.namespace.task_names:
+            return
+        repeated = {f"--{name.replace('_', '-')}" for name in self.namespace[given[0]].iterable}
+        for word, behind in zip(given, [*given[1:], "--"], strict=True):
+            if word in repeated and behind.startswith("--"):
+                raise Exit(f"{word} needs a value. `./inv {given[0]} --help` says which.", code=2)
 
     def _as_usage(self, parse, *args):
         try:

@@ -10,6 +10,7 @@ from images.index import cache_root
 from images.probe import probe, resolved_config, unknown_names
 from images.yaml_source import shown
 from recipes.compare import difference, ladder_rows, overridden
+from recipes.graphs import graph_fit
 from recipes.load import Loaded, load_ladder, load_recipe, recipe_ids, resolve_id
 from recipes.lock import Images, as_text, lock_here, make_lock, parse_images, with_revision
 from recipes.machine import gpu_device, load_machines, machine_facts, machine_profile, why_not
@@ -46,7 +47,11 @@ def engine_findings(recipe_id: str, own: OwnSite | None = None) -> list[str]:
     if unknown or why_not(loaded.recipe, machine_facts()):
         return unknown
     spec = serving_spec(loaded)
-    return overridden(declared.flags, resolved_config(engine, spec.argv, spec.env))
+    resolved = resolved_config(engine, spec.argv, spec.env)
+    fit = graph_fit(loaded.recipe, resolved.get("max_cudagraph_capture_size"))
+    if fit and fit.said:
+        note(f"→ {fit.said}.")
+    return overridden(declared.flags, resolved)
 
 
 def check_recipes(name: str | None, as_json: bool) -> int:

@@ -70,7 +70,7 @@ def _print(found: dict, runs: list[Path]) -> None:
         said = [f"{row[name]['state']} {_figure(row[name]['measured'])}" for name in ("mine", "theirs")]
         rows.append((row["id"], f"{row['published']:g} ± {row['tolerance']:g} ({row['status']})", *said, gap))
     if rows:
-        console.print(table("\nThe same claims on both", ("claim", "published", "mine", "theirs", "gap"), rows))
+        console.print(table("\nTheir claims on both runs", ("claim", "published", "mine", "theirs", "gap"), rows))
     rate = found["rate"]
     if rate:
         statuses = "/".join(dict.fromkeys((found["mine"]["status"], found["theirs"]["status"])))

@@ -45,7 +45,8 @@ def step(before: Values, after: Values, floor: float | None, every: Sequence[Val
     shift = float(np.mean(list(shifts.values())))
     gain = float(np.expm1(shift))
     if len(common) > 1:
-        half, rungs = _over_visits(list(every) or [before, after], common)
+        both = before in every and after in every
+        half, rungs = _over_visits(every if both else [before, after], common)
         found = Step(gain, _as_gains(shift - half, shift + half), None)
         found = replace(found, by_visit={visit: float(np.expm1(each)) for visit, each in shifts.items()})
         return _against_noise(replace(found, scatter_of=rungs), floor)

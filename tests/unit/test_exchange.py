@@ -16,6 +16,7 @@ from recipes.load import load_recipe
 from tests.runs import GOOD_GPU, closed_loop, recipe, telemetry, write_run
 from tests.unit.test_verdict import LONG, boots_at, claim
 
+ROOT = Path(__file__).resolve().parent.parent.parent
 RECIPE = "micro/mtp1"
 LOAD = load_recipe(RECIPE).recipe.benchmark
 LIES = {
@@ -211,6 +212,17 @@ def test_csv_has_a_row_a_window_with_the_verdict_s_figures_and_status(tmp_path: 
         verdict["output_tok_s"]["steady"], rel=1e-5
     )
     assert float(rows[0]["ttft_p95_ms"]) == pytest.approx(0.05 * (8 * 32 / 0.36) / 1000 * 1e3, rel=1e-4)
+
+
+def test_a_run_whose_rate_is_the_host_s_says_so_in_every_form(tmp_path: Path):
+    """Three drafts on one H200, which the host held up, and whose steps were too large for the engine's CUDA graphs."""
+    run = next((ROOT / "results/h200/nemotron-h-synthetic").glob("*/runs/*-mtp3-*"))
+    row = next(csv.DictReader(exported(tmp_path, "csv", run)[0].open()))
+    beside = [
+        json.loads(exported(tmp_path, form, run)[0].read_text())["station_recipes"] for form in ("vllm", "inferencex")
+    ]
+    for found in (row, *beside):
+        assert "waits for the host" in found["host_bound"] and "1,024 tokens" in found["outside_cuda_graphs"]
 
 
 def test_inferencex_s_row_is_in_seconds_a_gpu_with_the_status_beside_it(tmp_path: Path):

@@ -185,6 +185,7 @@ def test_the_next_boot_waits_for_the_gpu_s_memory_and_says_when_somebody_keeps_i
         (["--resume", "results"], "is no ladder's folder"),
         (["--resume", "results", "--shape", "1/2/3"], "a ladder that is resumed keeps what it was begun with"),
         (["--join", "results"], "two at least"),
+        (["--join"], "--join needs a value"),
     ],
 )
 def test_wrong_usage_of_a_ladder_ends_with_one_clear_error(inv, tmp_path, arguments, said):

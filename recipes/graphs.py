@@ -1,16 +1,13 @@
-"""Room bench: do the engine's decode steps fit into its CUDA graphs? From the recipe and the engine's log. Pure."""
+"""Room recipes: do an engine's decode steps fit into its CUDA graphs? Pure."""
 
-import re
 from dataclasses import dataclass
 
-from bench.evidence import Evidence
-
-LARGEST = re.compile(r"'max_cudagraph_capture_size': (\d+)")  # of the configuration that vLLM logs as it starts
+from recipes.schema import Recipe
 
 
 @dataclass(frozen=True)
 class GraphFit:
-    """The largest CUDA graph that an engine captures, and a decode step with every stream in flight, both in tokens.
+    """The largest CUDA graph that an engine captures, in tokens, and a decode step with every stream in flight.
 
     vLLM 0.32 captures graphs of up to 512 tokens where nothing else is asked, of 1,024 on Blackwell (compute
     capability 10.x). A larger step runs without one: Python launches every kernel of the model by itself.
@@ -37,12 +34,15 @@ class GraphFit:
         )
 
 
-def graph_fit(evidence: Evidence) -> GraphFit | None:
-    """Whether steps fit; None where the log doesn't tell, or the engine uses no graphs."""
-    told = {int(size) for boot in evidence.boots for size in LARGEST.findall(boot.log or "")}
-    if len(told) != 1 or told == {0}:
+def graph_fit(recipe: Recipe, largest: object) -> GraphFit | None:
+    """Whether steps of a recipe's load fit into graphs of up to `largest` tokens.
+
+    None where that isn't known (no whole number), or the engine uses no graphs (0).
+    """
+    if not isinstance(largest, int) or not largest:
         return None
-    flags, streams = evidence.recipe.engine.flags, evidence.recipe.benchmark.concurrency
-    drafts = flags.get("speculative-config")
-    tokens = 1 + (drafts.get("num_speculative_tokens") or 0) if isinstance(drafts, dict) else 1
-    return GraphFit(told.pop(), min(streams, flags.get("max-num-seqs") or streams), tokens)
+    flags, streams = recipe.engine.flags, recipe.benchmark.concurrency
+    most, config = flags.get("max-num-seqs"), flags.get("speculative-config")
+    drafts = config.get("num_speculative_tokens") if isinstance(config, dict) else None
+    at_once = min(streams, most) if isinstance(most, int) and most > 0 else streams
+    return GraphFit(largest, at_once, 1 + (drafts if isinstance(drafts, int) else 0))
