@@ -27,6 +27,7 @@ from images.errors import OutsideProblem, Problem, RunProblem, UsageProblem
 from images.given import given_engine
 from images.yaml_source import shown
 from recipes.compose import rungs_of
+from recipes.graphs import graph_fit
 from recipes.machine import machine_facts
 from recipes.rules import require_rules
 from recipes.run.jit import restore, save
@@ -232,6 +233,9 @@ def _prepared(unit: Unit, visit: Visit, facts: dict, journal: Journal) -> Plan |
         return None
     plan = plan_for(unit.rung.loaded, visit.options, facts)
     record = resolved_record(plan, unit.rung.before)
+    fit = graph_fit(unit.rung.loaded.recipe, (record["after"]["resolved"] or {}).get("max_cudagraph_capture_size"))
+    if fit and fit.said:
+        note(f"→ {unit.rung.name}: {fit.said}.")
     return replace(plan, first_boot=unit.boot, resolved=record)
 
 
