@@ -2,6 +2,7 @@
 
 import configparser
 import csv
+import gzip
 import http.server
 import json
 import os
@@ -23,7 +24,7 @@ from recipes.render import TEMPLATES, container_name, environment, render
 from recipes.spec import CACHE_ENV, Container, ServingSpec, flag_arguments
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-SCHEMA = ROOT / "tests" / "fixtures" / "compose-spec.json"
+SCHEMA = ROOT / "tests" / "fixtures" / "compose-spec.json.gz"
 IMAGE = "registry.example/vllm@sha256:" + "a" * 64
 DEVICE = "nvidia.com/gpu=GPU-0b7c9a52-1111-2222-3333-444455556666"
 BOX = Container(IMAGE, DEVICE, Path("/srv/cache"), "private", 8, {"memlock": -1, "stack": 67108864}, 1000)
@@ -233,7 +234,7 @@ def test_a_compose_file_is_valid_by_the_compose_specification_s_own_schema(spec:
 
     for box in (BOX, replace(BOX, device=None, ulimits={})):
         document = yaml.safe_load(render("compose", spec, box))
-        jsonschema.Draft202012Validator(json.loads(SCHEMA.read_text())).validate(document)
+        jsonschema.Draft202012Validator(json.loads(gzip.decompress(SCHEMA.read_bytes()))).validate(document)
 
 
 @given(specs())
