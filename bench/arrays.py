@@ -1,5 +1,6 @@
 """Room bench: client.npz: a window's raw arrays, written and read."""
 
+import lzma
 import os
 import zipfile
 import zlib
@@ -70,7 +71,7 @@ def read_arrays(file: Path) -> dict[str, np.ndarray]:
         arrays = _unpacked(file)
     except (OSError, ValueError, EOFError, KeyError, MemoryError, OverflowError, zipfile.BadZipFile) as error:
         raise RunProblem(f"{file}: not a window's raw arrays: {error}") from error
-    except (NotImplementedError, RuntimeError, zlib.error) as error:  # odd compression, encrypted
+    except (NotImplementedError, RuntimeError, zlib.error, lzma.LZMAError) as error:  # odd, encrypted
         raise RunProblem(f"{file}: not a window's raw arrays: {error}") from error
     for name, kind in NAMES.items():
         array = arrays[name]

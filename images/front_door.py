@@ -59,9 +59,10 @@ class FrontDoor(Program):
         """An option that may be repeated and has no value: Invoke would take it for one that isn't there."""
         if not given or given[0] not in self.namespace.task_names:
             return
-        repeated = {f"--{name.replace('_', '-')}" for name in self.namespace[given[0]].iterable}
+        options = [option for option in self.namespace[given[0]].get_arguments() if option.kind is list]
+        repeated = {f"-{name}" if len(name) == 1 else f"--{name}" for option in options for name in option.names}
         for word, behind in zip(given, [*given[1:], "--"], strict=True):
-            if word in repeated and behind.startswith("--"):
+            if word in repeated and behind.startswith("-") and behind != "-":
                 raise Exit(f"{word} needs a value. `./inv {given[0]} --help` says which.", code=2)
 
     def _as_usage(self, parse, *args):

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 from recipes.schema import Recipe
 
+GRID = 16  # tokens from one of vLLM's CUDA graphs to the next, of 256 tokens and more
+
 
 @dataclass(frozen=True)
 class GraphFit:
@@ -23,6 +25,17 @@ class GraphFit:
         return self.streams * self.tokens_a_stream
 
     @property
+    def room(self) -> int:
+        """A --max-cudagraph-capture-size with which vLLM 0.32 has a graph as large as such a step.
+
+        It captures multiples of 16 up to what is asked (of 8 below 256) and truncates what is asked to the last of
+        them. Its first model runner rounds each up to a multiple of a stream's tokens too, and drops what then is
+        larger (vllm/config/vllm.py: _set_cudagraph_sizes; compilation.py: adjust_cudagraph_sizes_for_spec_decode).
+        """
+        grid = -(-self.step // GRID) * GRID
+        return grid if grid % self.tokens_a_stream == 0 else -(-(grid + self.tokens_a_stream - 1) // GRID) * GRID
+
+    @property
     def said(self) -> str | None:
         """What is wrong, and the way out; None where a step fits."""
         if self.step <= self.largest:
@@ -30,7 +43,7 @@ class GraphFit:
         return (
             f"a decode step of {self.streams} streams has {self.step:,} tokens, and the largest CUDA graph of the "
             f"engine {self.largest:,}: every kernel of such a step is launched by itself, which the host pays for. "
-            f"--max-cudagraph-capture-size {self.step} makes room"
+            f"--max-cudagraph-capture-size {self.room} makes room"
         )
 
 

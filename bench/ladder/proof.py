@@ -10,7 +10,7 @@ from images.declaration import declaration
 from recipes.compare import RESOLVED, overridden
 
 MAMBA_LOG = re.compile(r"Using (\w+) Mamba SSU backend")
-API_SERVER = re.compile(r"\(ApiServer_(\d+) pid=")  # how each of several begins its lines
+API_SERVER = re.compile(r"\((APIServer|ApiServer_\d+) pid=")  # how the only one begins its lines, and each of several
 STATE_RESET = "Reset SSM cache type to float32"
 UNKNOWN_VARIABLE = "Unknown vLLM environment variable detected: "
 # Variables that something in an engine's process is known to read: vLLM says itself which of its own it doesn't.
@@ -170,9 +170,11 @@ def _drafts(value: object, evidence: Evidence, before: Settings, after: Settings
 def _api_servers(name: str, evidence: Evidence, before: Settings, after: Settings) -> Proof:
     """How many API servers said something in each boot's log; the configuration doesn't tell."""
     value = evidence.recipe.engine.flags.get(name)
-    counted = {len(set(API_SERVER.findall(boot.log))) or 1 for boot in evidence.boots if boot.log is not None}
+    named = [set(API_SERVER.findall(boot.log)) for boot in evidence.boots if boot.log is not None]
+    counted = {len(each - {"APIServer"}) or len(each) for each in named}
     said = f"API servers in the log: {', '.join(map(str, sorted(counted))) or 'no log'}; asked: {value}"
-    return Proof(name, counted == {value} and before.argv != after.argv if counted else None, said)
+    told = bool(counted) and 0 not in counted
+    return Proof(name, counted == {value} and before.argv != after.argv if told else None, said)
 
 
 def _by_its_line(name: str, evidence: Evidence, before: Settings, after: Settings) -> Proof:

@@ -35,8 +35,8 @@ def step(before: Values, after: Values, floor: float | None, every: Sequence[Val
 
     Only visits that saw both count, since another visit may be another card. With one such visit the interval is
     Welch's over boots, of the logarithms. With several it is of the visits' ratios; `every` rung of the ladder that
-    was measured in all of them helps to tell how much a ratio scatters: see _over_visits. Where there is none, the
-    floor stands in: it is of one boot against the mean of many, and two boots differ by up to √2 as much.
+    was measured in all of them, by no more boots, helps to tell how much a ratio scatters: see _over_visits. Where
+    there is none, the floor stands in: it is of one boot against the mean of many, and two boots differ by √2 of it.
     """
     common = [visit for visit in before if before[visit] and after.get(visit)]
     if not common:
@@ -45,8 +45,7 @@ def step(before: Values, after: Values, floor: float | None, every: Sequence[Val
     shift = float(np.mean(list(shifts.values())))
     gain = float(np.expm1(shift))
     if len(common) > 1:
-        both = before in every and after in every
-        half, rungs = _over_visits(every if both else [before, after], common)
+        half, rungs = _over_visits(_scattering(before, after, every, common), common)
         found = Step(gain, _as_gains(shift - half, shift + half), None)
         found = replace(found, by_visit={visit: float(np.expm1(each)) for visit, each in shifts.items()})
         return _against_noise(replace(found, scatter_of=rungs), floor)
@@ -66,6 +65,17 @@ def _as_gains(low: float, high: float) -> tuple[float, float]:
 def _against_noise(found: Step, floor: float | None) -> Step:
     low, high = found.ci95
     return replace(found, below_noise=low <= 0 <= high or (floor is not None and abs(found.gain) <= floor))
+
+
+def _scattering(before: Values, after: Values, every: Sequence[Values], visits: Sequence[str]) -> Sequence[Values]:
+    """The rungs that tell how much a step from `before` to `after` scatters: those two, and of `every` those that
+    have no more boots in any visit than the scantiest of the two: a mean of more boots scatters less than theirs.
+    """
+    if before not in every or after not in every:
+        return [before, after]
+    fewest = min(len(rung[visit]) for rung in (before, after) for visit in visits)
+    others = [each for each in every if each not in (before, after)]
+    return [before, after, *(each for each in others if max(len(each.get(visit, [])) for visit in visits) <= fewest)]
 
 
 def _over_visits(rungs: Sequence[Values], visits: Sequence[str]) -> tuple[float, int]:

@@ -144,6 +144,13 @@ def test_a_verdict_through_the_front_door_prints_the_folder_last_and_exits_with_
     assert json.loads(inv("verdict", str(run), "--json").stdout)["state"] == "INVALID"
 
 
+@pytest.mark.parametrize("words", [["--forget", "--json"], ["-f", "--json"], ["-f"], ["--forget", "-g", "GPU-1"]])
+def test_an_option_that_may_be_repeated_and_has_no_value_is_refused_in_whichever_form(inv, tmp_path, words):
+    answer = inv("site", *words, STATION_RECIPES_STATE=str(tmp_path))
+    assert answer.returncode == 2 and f"{words[0]} needs a value" in answer.stderr
+    assert list(tmp_path.iterdir()) == [], "nothing is said or forgotten"
+
+
 def test_a_folder_that_is_no_run_is_a_fault(inv, tmp_path):
     answer = inv("verdict", str(tmp_path))
     assert answer.returncode == 1

@@ -4,6 +4,7 @@ import io
 import json
 import os
 import socket
+import tempfile
 import threading
 import zipfile
 from dataclasses import replace
@@ -13,6 +14,7 @@ import httpx
 import numpy as np
 import pytest
 
+from bench.arrays import save_window
 from bench.counters import Sample
 from bench.evidence import read_evidence
 from bench.measure import measure, require_url
@@ -50,6 +52,15 @@ def npy() -> bytes:
     return sink.getvalue()
 
 
+def damaged(arrays: dict[str, np.ndarray]) -> bytes:
+    """A window as we write it, one byte of its packed data another."""
+    with tempfile.TemporaryDirectory() as folder:
+        save_window(Path(folder), arrays)
+        data = bytearray((Path(folder) / "client.npz").read_bytes())
+    data[80:90] = bytes(10)  # behind the first member's name
+    return bytes(data)
+
+
 TICKS = {"gap_ticks": GOOD["gaps_us"].astype(np.uint16), "tick_us": np.array([100], np.uint16)}
 HOSTILE = {
     "a plain npy": npy(),
@@ -65,6 +76,8 @@ HOSTILE = {
     "fewer ticks than chunks": npz({**GOOD, **TICKS, "gap_ticks": np.ones(3, np.uint16)}),
     "ticks of no length": npz({**GOOD, **TICKS, "tick_us": np.zeros(1, np.uint16)}),
     "ticks of a length that isn't told": npz({**GOOD, "gap_ticks": np.ones(3, np.uint16)}),
+    "a gap of days": npz({**GOOD, **TICKS, "gap_ticks": np.full(GOOD["gaps_us"].size, 2**32 - 1, np.uint32)}),
+    "packed data that is damaged": damaged(GOOD),
     "negative chunks": npz({**GOOD, "chunks": -GOOD["chunks"]}),
     "time differences": npz({**GOOD, "chunks": np.zeros(80, "timedelta64[s]")}),
     "pickles": npz({**GOOD, "error": np.array([""] * 79, object)}) if False else npz({**GOOD, "error": np.zeros(80)}),

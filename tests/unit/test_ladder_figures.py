@@ -28,6 +28,7 @@ from bench.verdict import judge
 from images.engine import Engine
 from images.errors import RunProblem
 from recipes.compose import rungs_of
+from recipes.graphs import GraphFit
 from tests.ladders import written_ladder
 from tests.runs import claim, closed_loop, recipe, write_run
 
@@ -87,6 +88,17 @@ def test_the_interval_over_two_cards_holds_the_true_step_nineteen_times_in_twent
         low, high = step(every[0], every[-1], None, every).ci95
         held += low <= 0.9 <= high
     assert 0.94 < held / trials < 0.96
+
+
+@pytest.mark.parametrize("boots", [(1, 1, 5, 5, 5, 5), (1, 3, 3, 3, 3, 3), (3, 3, 1, 1, 1, 1)])
+def test_rungs_of_more_boots_than_the_step_s_do_not_make_its_interval_narrow(boots):
+    rng, held, trials = np.random.default_rng(6), 0, 1500
+    for _ in range(trials):
+        cards = rng.normal(0, 0.1, 2)
+        every = [{str(n): list(np.exp(rng.normal(card, 0.03, count))) for n, card in enumerate(cards)} for count in boots]
+        low, high = step(every[0], every[1], None, every).ci95
+        held += low <= 0 <= high
+    assert held / trials > 0.93
 
 
 def test_what_stands_beside_the_ladder_is_no_end_of_it(tmp_path):
@@ -306,8 +318,21 @@ def test_api_servers_are_counted_in_the_log_since_the_configuration_does_not_tel
         return found["api-server-count"]
 
     assert answer("(ApiServer_0 pid=7) INFO up\n(ApiServer_1 pid=8) INFO up\n(ApiServer_0 pid=7) INFO more") is True
+    assert answer("(APIServer pid=7) INFO of them\n(ApiServer_0 pid=8) INFO up\n(ApiServer_1 pid=9) INFO up") is True
     assert answer("(APIServer pid=7) INFO the only one") is False
     assert answer(None) is None
+    assert answer("") is None, "a log without any is no log of one"
+
+
+@given(st.integers(1, 700), st.integers(0, 8))
+def test_the_graphs_that_are_advised_hold_the_step_by_vllm_s_own_rule(streams, drafts):
+    fit = GraphFit(1, streams, 1 + drafts)
+    asked, query = fit.room, 1 + drafts
+    grid = [1, 2, 4, *range(8, min(asked + 1, 256), 8), *range(256, asked + 1, 16)]
+    truncated = max(size for size in grid if size <= asked)
+    rounded = {-(-size // query) * query for size in grid}
+    assert truncated >= fit.step, "the second model runner"
+    assert max(size for size in rounded if size <= truncated) >= fit.step, "the first one, with drafts"
 
 
 def test_a_step_that_no_cuda_graph_holds_is_told_with_the_way_out(drafting):
