@@ -40,3 +40,40 @@ def test_every_task_is_named_in_the_readme():
     assert len(ns.task_names) >= 14
     for name in ns.task_names:
         assert f"./inv {name}" in README, name
+
+
+def cells(row: dict) -> list[str]:
+    """A rung's row of ladder.json as the README's tables show it, from what was published to J/token."""
+
+    def number(value: float | None, form: str) -> str:
+        return "–" if value is None else format(value, form)
+
+    rate, ci95, gain, step95 = (row.get(name) for name in ("output_tok_s", "ci95", "step_gain", "step_ci95"))
+    said = "does not apply" if row["applies"] else "no rate" if rate is None else f"{rate:,.0f}"
+    if rate is not None:
+        said += f", {ci95[0]:,.0f} to {ci95[1]:,.0f}" if ci95 else ", one boot"
+        lost = sum(bool(boot["voided_by"]) for boot in row["boots"])
+        said += f", {len(row['run'])} of {len(row['boots'])} boots" if lost else ""
+    step = "–" if gain is None else f"{gain:+.1%} on {row['against']}"
+    step += f", {step95[0]:+.1%} to {step95[1]:+.1%}" if step95 else ""
+    step += ", below noise" if row.get("below_noise") else ""
+    tpot = (row.get("latency_ms") or {}).get("tpot") if rate is not None else None
+    return [
+        number(row["published_tok_s"], ",.0f"),
+        said,
+        step,
+        number(row.get("acceptance_length"), ".3f"),
+        f"{tpot['p50']:.1f} / {tpot['p95']:.1f}" if tpot else "–",
+        number(row.get("power_w") if rate is not None else None, ".0f"),
+        number(row.get("energy_j_per_token"), ".3g"),
+    ]
+
+
+def test_the_ladders_in_the_readme_are_the_linked_ones_figure_by_figure():
+    links = list(re.finditer(r"\[the ladder\]\((results/[^)]+)\)", README))
+    assert len(links) == 3
+    for link in links:
+        table = re.search(r"\n\| rung \|.*?\n\n", README[link.end() :], re.S)[0]
+        rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.strip().splitlines()[2:]]
+        kept = json.loads((ROOT / link[1] / "ladder.json").read_text())["rungs"]
+        assert [row[:8] for row in rows] == [[row["rung"], *cells(row)] for row in kept], link[1]
