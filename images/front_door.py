@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterable
+from copy import copy
 from pathlib import Path
 
 from invoke import Collection, Config, Exit, Program
@@ -59,7 +60,9 @@ class FrontDoor(Program):
         """An option that may be repeated and has no value: Invoke would take it for one that isn't there."""
         if not given or given[0] not in self.namespace.task_names:
             return
-        options = [option for option in self.namespace[given[0]].get_arguments() if option.kind is list]
+        task = copy(self.namespace[given[0]])
+        task.help = dict(task.help)  # asking for a task's arguments takes its help away
+        options = [option for option in task.get_arguments() if option.kind is list]
         repeated = {f"-{name}" if len(name) == 1 else f"--{name}" for option in options for name in option.names}
         for word, behind in zip(given, [*given[1:], "--"], strict=True):
             if word in repeated and behind.startswith("-") and behind != "-":

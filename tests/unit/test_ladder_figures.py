@@ -95,7 +95,9 @@ def test_rungs_of_more_boots_than_the_step_s_do_not_make_its_interval_narrow(boo
     rng, held, trials = np.random.default_rng(6), 0, 1500
     for _ in range(trials):
         cards = rng.normal(0, 0.1, 2)
-        every = [{str(n): list(np.exp(rng.normal(card, 0.03, count))) for n, card in enumerate(cards)} for count in boots]
+        every = [
+            {str(n): list(np.exp(rng.normal(card, 0.03, count))) for n, card in enumerate(cards)} for count in boots
+        ]
         low, high = step(every[0], every[1], None, every).ci95
         held += low <= 0 <= high
     assert held / trials > 0.93
