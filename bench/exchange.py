@@ -11,7 +11,17 @@ from bench.arrays import save_window
 from bench.evidence import Evidence, Window, judging
 from bench.load import compact
 from bench.record import now, tool_version
-from bench.runfolder import SCHEMA, dump_json, new_run, read_result, seal, window_folder, write_recipe, write_text
+from bench.runfolder import (
+    SCHEMA,
+    dump_json,
+    dump_rows,
+    new_run,
+    read_result,
+    seal,
+    window_folder,
+    write_recipe,
+    write_text,
+)
 from bench.verdict import judged
 from images.errors import RunProblem, UsageProblem
 from recipes.load import load_recipe
@@ -22,6 +32,7 @@ from recipes.schema import Recipe
 # All that is ever read of a result file. Its summaries are not: some of them lie, and all can be computed.
 ARRAYS = ("start_times", "ttfts", "latencies", "input_lens", "output_lens", "itls", "errors")
 TOLD = ("date", "backend", "model_id")
+OF_THE_GPU = {"power_w": "power_w", "gpu_busy_pct": "utilisation_pct", "sm_clock_mhz": "sm_clock_mhz"}
 TARGETS = ("vllm", "csv", "inferencex")
 COMPLETIONS = frozenset({"openai", "vllm"})
 VLLM_PERCENTILES = (50, 95, 99)
@@ -189,7 +200,7 @@ def _texts(run: Path, target: str, out: Path, evidence: Evidence, verdict: dict)
         return {out: dump_json(inferencex_row(evidence, verdict))}
     single = len(evidence.windows) == 1
     names = {id(each): out if single else _beside(out, each) for each in evidence.windows}
-    return {names[id(each)]: dump_json(vllm_result(evidence, verdict, each)) for each in evidence.windows}
+    return {names[id(each)]: dump_rows(vllm_result(evidence, verdict, each)) for each in evidence.windows}
 
 
 def _beside(out: Path, window: Window) -> Path:
@@ -308,6 +319,9 @@ def csv_text(evidence: Evidence, verdict: dict, run: str) -> str:
             "per_user_tok_s": result and result.per_user,
             "n_eff": result and result.n_eff,
             "peak_in_flight": result and result.peak_in_flight,
+            "acceptance_length": verdict["acceptance_length"],
+            "energy_j_per_token": verdict["energy_j_per_token"],
+            **{name: (verdict["conditions"] or {}).get(key) for name, key in OF_THE_GPU.items()},
         }
         latency = latencies_ms([window.arrays])
         for name in ("ttft", "tpot", "e2e"):

@@ -219,6 +219,14 @@ def _read_json(file: Path, most: int | None, kind: str) -> Any:
         raise RunProblem(f"{file}: not valid JSON: {error}") from error
 
 
+def _runs_inside(folder: Path) -> list[Path]:
+    """The runs and ladders right below a folder, or below its runs/."""
+    names = ("recipe.yaml", "ladder.json")
+    return sorted(
+        file.parent for name in names for each in (folder, folder / "runs") for file in each.glob(f"*/{name}")
+    )
+
+
 def read_recipe(run: Path) -> Recipe:
     """Read the resolved recipe of a run.
 
@@ -227,6 +235,8 @@ def read_recipe(run: Path) -> Recipe:
     file = run / "recipe.yaml"
     if not run.exists():
         raise RunProblem(f"{run}: there is no such folder. Runs lie below .runs/ and results/ of the repository")
+    if not file.is_file() and (inside := _runs_inside(run)):
+        raise RunProblem(f"{run} is no run folder, but holds {len(inside)} of them or of ladders, such as {inside[-1]}")
     if not file.is_file():
         raise RunProblem(
             f"{run} is no run folder: it has no recipe.yaml. Runs lie below .runs/ and results/ of the repository"

@@ -52,8 +52,8 @@ class ServerLoad:
         if self.gpu_busy_pct is None:
             return None
         return (
-            f"the engine core hardly ever stood still ({self.engine_core:.2f} of a core) and the GPU was busy "
-            f"{self.gpu_busy_pct:.0f}% of the time: between steps it waits for the host"
+            f"the engine always had a step in hand ({self.engine_core:.2f} of a core) and the GPU was busy "
+            f"{self.gpu_busy_pct:.0f}% of the time, less than {GPU_IDLE_PCT:.0f}%: between steps it waits for the host"
         )
 
 

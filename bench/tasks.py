@@ -55,6 +55,8 @@ def verdict(_c, run, recipe=None, boot=None, out=RUNS, json=False):
 
     if is_ladder(Path(run)):
         raise Exit(code=judge_ladder(Path(run), json))
+    if Path(run).name in {"verdict.json", "ladder.json", "manifest.json"} and Path(run).is_file():
+        raise UsageProblem(f"{run} is part of a run or ladder: give its folder, {Path(run).parent}")
     if Path(run).is_file():
         if not recipe:
             raise UsageProblem(f"{run} is a result file: say which recipe's claims to hold it against, --recipe NAME")

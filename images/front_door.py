@@ -2,6 +2,7 @@
 
 import inspect
 import os
+import re
 import signal
 import sys
 from collections.abc import Iterable
@@ -72,7 +73,7 @@ class FrontDoor(Program):
         try:
             parse(*args)
         except ParseError as error:
-            message = str(error)
+            message = _in_our_words(str(error))
             unknown = message.split("'")[1] if message.startswith("No idea what") else ""
             close = nearest(unknown, list(self.namespace.task_names), count=1) if unknown else []
             hint = f" Did you mean: {', '.join(close)}?" if close else ". `./inv TASK --help` explains a task."
@@ -93,6 +94,12 @@ class FrontDoor(Program):
         except OSError as error:  # a full disk, a folder that is read-only: nothing that a traceback would explain
             where = f"{error.filename}: " if error.filename else ""
             raise Exit(f"✘ {where}{error.strerror or error}", code=1) from None
+
+
+def _in_our_words(message: str) -> str:
+    """A parser's complaint as a sentence: Invoke names its own objects, and shouts."""
+    needs = re.fullmatch(r"Flag <Argument: (\S+).*> needed value and was not given one!", message)
+    return f"--{needs[1].replace('_', '-')} needs a value" if needs else message.rstrip("!")
 
 
 def _arguments(argv: list[str], names: Iterable[str]) -> list[str]:

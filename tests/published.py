@@ -6,6 +6,7 @@ from pathlib import Path
 
 from bench.ladder.join import remake
 from bench.ladder.setting import FILE as PLAN
+from bench.report.ladder import STEP, step_parts
 from bench.statistics import power_table
 from bench.verdict import write_verdict
 from tests.unit.test_readme import README, ROOT, shown
@@ -17,7 +18,7 @@ def ladder_table(folder: Path) -> str:
     """A published ladder as the README's Markdown table."""
     found = json.loads((folder / "ladder.json").read_text())
     head = ["rung", "published tok/s (claimed)", f"tok/s ({found['status']})", "step", "acceptance", "TPOT p50/p95, ms"]
-    head += ["W", "J/token", "quality", "effect"]
+    head += [STEP, "W", "J/token", "quality", "effect"]
     lines = [head, ["---", *["---:"] * (len(head) - 3), "---", "---"]]
     for row in found["rungs"]:
         rate = row.get("output_tok_s")
@@ -40,6 +41,7 @@ def _measured(row: dict) -> list[str]:
         gain,
         _number(row["acceptance_length"], ".3f"),
         f"{tpot['p50']:.1f} / {tpot['p95']:.1f}",
+        step_parts(row),
         _number(row["power_w"], ".0f"),
         _number(row["energy_j_per_token"], ".3g"),
         _quality(row),
@@ -53,7 +55,7 @@ def _absent(row: dict) -> list[str]:
     said = "does not apply" if row["applies"] else "no rate" if asked else "not measured"
     quality, proved = _quality(row), _proved(row) if asked else "–"
     acceptance = _number(row.get("acceptance_length"), ".3f")
-    return [_number(row["published_tok_s"], ",.0f"), said, "–", acceptance, "–", "–", "–", quality, proved]
+    return [_number(row["published_tok_s"], ",.0f"), said, "–", acceptance, "–", "–", "–", "–", quality, proved]
 
 
 def _quality(row: dict) -> str:

@@ -35,6 +35,7 @@ CHECKS: tuple[tuple[int, Callable[[Evidence], Iterator[Guard]]], ...] = (
     (2, server.counter_gaps),
     (2, server.acceptance),
     (2, server.peak),
+    (2, server.running),
     (2, server.little),
     (2, requests.straggler),
     (2, requests.degenerate_text),

@@ -16,6 +16,7 @@ GAP_LIMIT = 0.05
 SAMPLE_S = 1.0
 PEAK_LIMIT = 0.98
 PEAK_COVERAGE = 0.8
+LOOKS = 5
 LITTLE_LIMIT = 0.05
 RATE_METRICS = frozenset({"output_tok_s", "ttft_p95_ms", "tpot_p95_ms"})
 
@@ -166,6 +167,27 @@ def peak(evidence: Evidence) -> Iterator[Guard]:
     ok, least = worst(evidence, ratio, lambda least: least >= PEAK_LIMIT, min)
     source = "vllm:generation_tokens_total at 1 Hz against the load client"
     yield Guard("peak", ok, least, PEAK_LIMIT, "server's peak rate ÷ client's mean rate", source, scope="timing")
+
+
+def running(evidence: Evidence) -> Iterator[Guard]:
+    """The server had all streams at work at once: else they queued for its memory, and fewer were measured than said.
+
+    The most that it ran at any look in the steady part of a window; `max-num-seqs` below the streams is a choice.
+    """
+    asked, most_seqs = evidence.recipe.benchmark.concurrency, evidence.recipe.engine.flags.get("max-num-seqs")
+    wanted = min(asked, most_seqs) if isinstance(most_seqs, int) and most_seqs > 0 else asked
+
+    def share(window: Window) -> float | None:
+        bounds = span(window)
+        if window.series is None or bounds is None:
+            return None
+        times, seen = window.series.t_s, window.series.columns["running"]
+        seen = seen[(times >= bounds[0]) & (times <= bounds[1]) & np.isfinite(seen)]
+        return float(seen.max()) / wanted if len(seen) >= LOOKS else None
+
+    ok, least = worst(evidence, share, lambda least: least >= PEAK_LIMIT, min)
+    unit = f"most at once, share of {wanted}"
+    yield Guard("running", ok, least, PEAK_LIMIT, unit, "vllm:num_requests_running at 1 Hz", scope="timing")
 
 
 def little(evidence: Evidence) -> Iterator[Guard]:

@@ -201,7 +201,7 @@ def _recipe(mine: Side, theirs: Side) -> list[Difference]:
     paths = {".".join(path): path for path in old.keys() | new.keys()}
     found = []
     for key in changes(other, ours):
-        if key in OURS or key.startswith("model.files"):
+        if key in OURS or key.startswith(("model.files", "proof.")):
             continue
         kind = {"model": "model", "benchmark": "load", "quality": "load"}.get(key.split(".")[0], "settings")
         found.append(Difference(kind, key, new.get(paths[key]), old.get(paths[key])))
@@ -252,6 +252,7 @@ def _machine(mine: Side, theirs: Side) -> list[Difference]:
         "cpu": lambda machine: machine.cpu.get("model"),
         "cores": lambda machine: machine.cpu.get("cores"),
         "gpus": lambda machine: [gpu.get("name") for gpu in machine.gpus],
+        "card": lambda machine: sorted(str(gpu.get("uuid")) for gpu in machine.gpus if gpu.get("uuid")),
         "driver": lambda machine: sorted({str(gpu.get("driver")) for gpu in machine.gpus if gpu.get("driver")}),
     }
     return [Difference("machine", key, say(ours), say(other)) for key, say in told.items() if say(ours) != say(other)]

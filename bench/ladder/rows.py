@@ -99,6 +99,14 @@ class Ladder:
         boots = sorted((each for runs in self.rungs for each in runs.measured), key=lambda each: each.boot.run or "")
         return {visit: str(number) for number, visit in enumerate(dict.fromkeys(each.visit for each in boots), start=1)}
 
+    @cached_property
+    def cards(self) -> dict[str, list[str]]:
+        """The GPUs of each visit, by its short name; UUIDs."""
+        found: dict[str, set[str]] = {name: set() for name in self.visits.values()}
+        for each in (each for runs in self.rungs for each in runs.measured):
+            found[self.visits[each.visit]] |= {str(gpu.get("uuid")) for gpu in each.evidence.machine.gpus}
+        return {name: sorted(uuids) for name, uuids in found.items()}
+
     def named(self, by_visit: dict[str, float] | None) -> dict[str, float] | None:
         """A figure by visit under the visits' short names."""
         return by_visit and {self.visits[visit]: value for visit, value in sorted(by_visit.items(), key=self._order)}
@@ -260,6 +268,8 @@ def _figures(verdict: dict, runs: RungRuns, used: list[Measured]) -> dict:
         "latency_ms": {name: {p: latency[name][p] for p in ("p50", "p95")} for name in latency},
         "gpu_memory_gb": verdict["gpu_memory_gb"],
         "power_w": conditions.get("power_w"),
+        "gpu_busy_pct": conditions.get("utilisation_pct"),
+        "step_ms": _step_ms(used[0].evidence, verdict["acceptance_length"], values),
         "limits": (verdict["server_cpu"] or {}).get("limits"),
         "graphs": (verdict["setting"]["cuda_graphs"] or {}).get("said"),
         "energy_j_per_token": verdict["energy_j_per_token"],
@@ -267,6 +277,14 @@ def _figures(verdict: dict, runs: RungRuns, used: list[Measured]) -> dict:
         "claims": [{key: claim[key] for key in ("id", "state", "measured", "reason")} for claim in verdict["claims"]],
         "reasons": verdict["reasons"],
     }
+
+
+def _step_ms(evidence: Evidence, acceptance: float | None, rates: list[float]) -> float | None:
+    """Mean time of a decode step (ms) with all streams in flight: streams × tokens a step ÷ rate."""
+    drafts = "speculative-config" in evidence.recipe.engine.flags
+    if not rates or (drafts and acceptance is None):
+        return None
+    return 1e3 * evidence.recipe.benchmark.concurrency * (acceptance if drafts else 1.0) / float(np.mean(rates))
 
 
 def floors_of(runs: RungRuns) -> dict[str, float]:

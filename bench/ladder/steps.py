@@ -35,8 +35,9 @@ def step(before: Values, after: Values, floor: float | None, every: Sequence[Val
 
     Only visits that saw both count, since another visit may be another card. With one such visit the interval is
     Welch's over boots, of the logarithms. With several it is of the visits' ratios; `every` rung of the ladder that
-    was measured in all of them, by no more boots, helps to tell how much a ratio scatters: see _over_visits. Where
-    there is none, the floor stands in: it is of one boot against the mean of many, and two boots differ by √2 of it.
+    was measured in all of them, by no more boots, helps to tell how much a ratio scatters: see _over_visits. A step of
+    single boots in one visit takes its interval from those rungs alone. Where there are none, the floor stands in: it
+    is of one boot against the mean of many, and two boots differ by √2 of it.
     """
     common = [visit for visit in before if before[visit] and after.get(visit)]
     if not common:
@@ -50,6 +51,9 @@ def step(before: Values, after: Values, floor: float | None, every: Sequence[Val
         found = replace(found, by_visit={visit: float(np.expm1(each)) for visit, each in shifts.items()})
         return _against_noise(replace(found, scatter_of=rungs), floor)
     interval = _welch(np.log(before[common[0]]), np.log(after[common[0]]))
+    if interval is None and (told := _of_others(every)):
+        half, rungs = told
+        return _against_noise(Step(gain, _as_gains(shift - half, shift + half), None, scatter_of=rungs), floor)
     if interval is None:
         scatter = None if floor is None else floor * 2**0.5
         noisy = None if scatter is None else abs(gain) <= scatter
@@ -79,18 +83,33 @@ def _scattering(before: Values, after: Values, every: Sequence[Values], visits: 
 
 
 def _over_visits(rungs: Sequence[Values], visits: Sequence[str]) -> tuple[float, int]:
-    """Half the 95% interval of a step's mean logarithm over visits, and of how many rungs' scatter it is.
-
-    A randomized complete block design, the visits its blocks: the logarithm of a rate is a rung's part, a visit's
-    part and a rest, and the rest is taken to scatter alike on every rung. Of two rungs alone it is the paired t
-    interval, which says next to nothing for two visits; six rungs have five times its degrees of freedom.
-    """
+    """Half the 95% interval of a step's mean logarithm over visits, and of how many rungs' scatter it is."""
     whole = [rung for rung in rungs if all(rung.get(visit) for visit in visits)]
-    cells = np.array([[np.log(rung[visit]).mean() for visit in visits] for rung in whole])
-    rest = cells - cells.mean(axis=0) - cells.mean(axis=1, keepdims=True) + cells.mean()
-    freedom = (len(whole) - 1) * (len(visits) - 1)
-    variance = float((rest**2).sum()) / freedom
+    variance, freedom = _rest(whole, visits)
     return float(t_factor(freedom + 1)) * (2 * variance / len(visits)) ** 0.5, len(whole)
+
+
+def _of_others(every: Sequence[Values]) -> tuple[float, int] | None:
+    """The same of a step of one boot each in one visit, by rungs that several visits saw; None where there are none."""
+    visits = sorted({visit for rung in every for visit in rung if rung[visit]})
+    whole = [rung for rung in every if all(len(rung.get(visit, [])) == 1 for visit in visits)]
+    if len(visits) < 2 or len(whole) < 2:
+        return None
+    variance, freedom = _rest(whole, visits)
+    return float(t_factor(freedom + 1)) * (2 * variance) ** 0.5, len(whole)
+
+
+def _rest(rungs: Sequence[Values], visits: Sequence[str]) -> tuple[float, int]:
+    """The variance of what is left of a rate's logarithm, and its degrees of freedom.
+
+    An additive model: a rung's part, a visit's part and a rest, which is taken to scatter alike on every rung. Of two
+    rungs alone a step has the paired t interval, which says next to nothing for two visits; six rungs have five times
+    its degrees of freedom. A rung that scatters more than the others has an interval that is too narrow.
+    """
+    cells = np.array([[np.log(rung[visit]).mean() for visit in visits] for rung in rungs])
+    rest = cells - cells.mean(axis=0) - cells.mean(axis=1, keepdims=True) + cells.mean()
+    freedom = (len(rungs) - 1) * (len(visits) - 1)
+    return float((rest**2).sum()) / freedom, freedom
 
 
 def _welch(old: np.ndarray, new: np.ndarray) -> tuple[float, float] | None:

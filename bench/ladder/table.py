@@ -86,6 +86,7 @@ def build_table(
         "begun_with": setting.begun_with,
         "windows_a_boot": load.windows,
         "visits": len(ladder.visits),
+        "visit_gpus": ladder.cards,
         "void_boots": [asdict(boot) for boot in boots if boot.state == "void"],
         "rungs": rows,
         "whole": whole_ladder(

@@ -69,8 +69,10 @@ def ladder(
     if show:
         if not recipe:
             raise UsageProblem("--show needs --recipe FAMILY; the table of a ladder that was run: ./inv verdict FOLDER")
-        if rungs:
-            raise UsageProblem("--show prints the whole ladder: leave --rungs out")
+        asked = {"--rungs": rungs, "--shape": shape, "--boots": boots, "--windows": windows, "--resume": resume}
+        named = [name for name, value in asked.items() if value]
+        if named:
+            raise UsageProblem(f"--show prints the whole ladder as it was published: leave {', '.join(named)} out")
         print_ladder(recipe, json)
         return
     if join:

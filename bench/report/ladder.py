@@ -10,6 +10,7 @@ from bench.report.text import COLOURS
 from images.console import printable, table
 
 NONE = "–"
+STEP = "step, ms: GPU busy + rest"
 
 
 def print_ladder_table(found: dict, console: Console) -> None:
@@ -93,6 +94,7 @@ def _print_costs(found: dict, console: Console) -> None:
         (
             row["rung"],
             *(_percentiles(row, name) for name in ("ttft", "tpot", "e2e")),
+            step_parts(row),
             _number(row["gpu_memory_gb"], ".1f"),
             _number(row["power_w"], ".0f"),
             _number(row["energy_j_per_token"], ".3g"),
@@ -103,11 +105,19 @@ def _print_costs(found: dict, console: Console) -> None:
         if row.get("output_tok_s") is not None or row.get("quality")
     ]
     if rows:
-        columns = ("rung", "TTFT p50/p95, ms", "TPOT p50/p95, ms", "E2E p50/p95, s", "GPU GB", "W", "J/token")
+        columns = ("rung", "TTFT p50/p95, ms", "TPOT p50/p95, ms", "E2E p50/p95, s", STEP, "GPU GB", "W", "J/token")
         columns += ("quality, exact", "boot, s")
-        below = ("quality, exact", "E2E p50/p95, s", "boot, s")
+        below = ("quality, exact", "E2E p50/p95, s", "boot, s", STEP)
         console.print()
         console.print(table("What it costs", columns, rows, whole=20, below=below))
+
+
+def step_parts(row: dict) -> str:
+    """A decode step's time: while the GPU was busy, and the rest of it; the whole where no GPU tells."""
+    step, busy = row.get("step_ms"), row.get("gpu_busy_pct")
+    if step is None or busy is None:
+        return _number(step, ".1f")
+    return f"{step * busy / 100:.1f} + {step * (1 - busy / 100):.1f}"
 
 
 def _percentiles(row: dict, name: str) -> str:
@@ -184,7 +194,11 @@ def _whole_notes(found: dict) -> Iterator[str]:
         interval += _by_visit(whole)
         published = f"; published: {whole['published']:.3f} (claimed)" if whole["published"] else ""
         chosen = "; by the boots that chose these rungs, so it flatters them" if found["keep_if_better"] else ""
-        yield f"{whole['to']} ÷ {whole['from']}: {whole['ratio']:.3f}{interval}{chosen}{published}"
+        ratio = f"{whole['to']} ÷ {whole['from']}: {whole['ratio']:.3f}"
+        yield f"{ratio}{interval}{chosen}{published}{_without_host(found)}"
+    if len(found["visit_gpus"]) > 1 and all(found["visit_gpus"].values()):
+        cards = ", ".join(f"{name} on {' '.join(uuids)}" for name, uuids in found["visit_gpus"].items())
+        yield f"Visits: {cards}"
     if sensitive:
         factors = ", ".join(f"acceptance {by}: ×{factor:.3f}" for by, factor in sensitive["rate_factor"].items())
         bound = any(row.get("limits") for row in found["rungs"] if row["rung"] == sensitive["rung"])
@@ -193,6 +207,17 @@ def _whole_notes(found: dict) -> Iterator[str]:
     if drift:
         interval = f", 95% {drift['ci95'][0]:+.2%} to {drift['ci95'][1]:+.2%}" if drift["ci95"] else ""
         yield f"Drift, last round against the first: {drift['change']:+.2%}{interval}"
+
+
+def _without_host(found: dict) -> str:
+    """What the ratio would be by the time alone in which the GPU was busy, where one of the two rungs is host-bound."""
+    rows = {row["rung"]: row for row in found["rungs"]}
+    ends = [rows.get(found["whole"][end], {}) for end in ("from", "to")]
+    bound = [row["rung"] for row in ends if row.get("limits")]
+    if not bound or any(not row.get("gpu_busy_pct") for row in ends):
+        return ""
+    first, last = (row["output_tok_s"] / row["gpu_busy_pct"] for row in ends)
+    return f"; {' and '.join(bound)} being host-bound, {last / first:.2f} by the GPU's busy time alone (modelled)"
 
 
 def _by_visit(whole: dict) -> str:

@@ -35,6 +35,8 @@ REMEDIES = {
     "dispatch_delay": "the load client was late: end other work; ./inv ceiling lets more clients share the load",
     "cold_engine": "compiling in the log: the caches were empty, run again; else the machine was busy",
     "client_saturation": "the load client was the limit: ./inv ceiling measures it, then more clients share the load",
+    "running": "the server's memory had no room for all streams at once (its log: Maximum concurrency), so they "
+    "queued: ask for fewer (ladder --shape), for fewer drafts, or take a larger card",
     "telemetry_gaps": QUIET,
     "gpu_lost": "the driver lost the GPU: dmesg, ./inv doctor",
     "throttle": "the GPU was held back: cooling and power supply, then run again; ./inv doctor shows it",

@@ -100,7 +100,10 @@ def _print_claims(verdict: dict, console: Console) -> None:
         console.print(table("Claims", ("state", "claim", "published", "measured", "why"), rows))
     for claim in verdict["claims"]:
         if claim.get("attribution"):
-            console.print(printable(f"{claim['id']}: {claim['attribution']['text']}."), markup=False)
+            other = (
+                " (modelled; the claim is of another machine or model)" if claim["state"] == "NOT_COMPARABLE" else ""
+            )
+            console.print(printable(f"{claim['id']}{other}: {claim['attribution']['text']}."), markup=False)
     if verdict["server_cpu"] and verdict["server_cpu"]["limits"]:
         console.print(printable(f"→ Host-bound: {verdict['server_cpu']['limits']}."), style="bold", markup=False)
     graphs = verdict["setting"].get("cuda_graphs")

@@ -46,6 +46,14 @@ def restarted(what: str) -> dict:
     return {**counters(recipe()), "host": {**counters(recipe())["host"], what: "another"}}
 
 
+def queueing(most: int) -> dict:
+    """counters.json of a window in which the server had room for no more than `most` of the eight streams."""
+    record = counters(recipe())
+    course = record["series"]
+    queue = {"running": [min(each, most) for each in course["running"]]}
+    return {**record, "series": {**course, **queue}}
+
+
 def seen(**changes) -> dict:
     return {"seen": telemetry(GOOD, **changes)}
 
@@ -60,6 +68,7 @@ FAULTS = {
     "nothing, no GPU": ({}, set()),
     "nothing, a GPU": (on_gpu(), set()),
     "a client's clock that runs 10% slow": ({"boots": [[scaled(0.9)]], "counted": counters(recipe())}, {"peak"}),
+    "a server with room for seven of eight streams": ({"counted": queueing(7)}, {"running"}),
     "a client that uses 90% of a core": (seen(client=0.9), {"client_saturation"}),
     "a client that sends late": ({"boots": [[late(0.004)]]}, {"dispatch_delay"}),
     "a tenth of the window without telemetry": (seen(gap=(0.5, 0.6)), {"telemetry_gaps"}),
@@ -218,7 +227,7 @@ def test_without_telemetry_or_course_their_guards_cannot_check_and_nothing_is_ma
     found = run_guards(read_evidence(run))
     unsure = {guard.id: guard.observed for guard in found if guard.ok is None}
     assert unsure == dict.fromkeys(
-        ("uninterrupted", "counter_gaps", "peak", "client_saturation", "telemetry_gaps"), None
+        ("uninterrupted", "counter_gaps", "peak", "running", "client_saturation", "telemetry_gaps"), None
     )
     assert not roots(found)
 

@@ -103,6 +103,17 @@ def test_rungs_of_more_boots_than_the_step_s_do_not_make_its_interval_narrow(boo
     assert held / trials > 0.93
 
 
+def test_a_step_of_single_boots_has_its_interval_from_the_rungs_that_several_visits_saw():
+    seen_twice = [{"1": [100.0], "2": [105.0]}, {"1": [200.0], "2": [198.0]}]
+    before, after = {"1": [120.0]}, {"1": [150.0]}
+    found = step(before, after, None, [*seen_twice, before, after])
+    rest = (np.log(105 / 100) - np.log(198 / 200)) / 2  # of each of the four cells, up to its sign
+    half = stats.t.ppf(0.975, 1) * (2 * rest**2) ** 0.5
+    assert found.ci95 == pytest.approx((0.8**-1 * np.exp(-half) - 1, 0.8**-1 * np.exp(half) - 1))
+    assert found.scatter_of == 2 and found.by_visit is None
+    assert step(before, after, None, [before, after]).ci95 is None, "nothing tells how much it scatters"
+
+
 def test_what_stands_beside_the_ladder_is_no_end_of_it(tmp_path):
     folder = written_ladder(tmp_path / "ladder", {"base": [0.01], "mtp1": [0.008], "random-text": [0.002]})
     whole = remake(folder)["whole"]

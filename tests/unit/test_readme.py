@@ -58,12 +58,14 @@ def cells(row: dict) -> list[str]:
     step += f", {step95[0]:+.1%} to {step95[1]:+.1%}" if step95 else ""
     step += ", below noise" if row.get("below_noise") else ""
     tpot = (row.get("latency_ms") or {}).get("tpot") if rate is not None else None
+    took, busy = row.get("step_ms"), (row.get("gpu_busy_pct") or 0) / 100
     return [
         number(row["published_tok_s"], ",.0f"),
         said,
         step,
         number(row.get("acceptance_length"), ".3f"),
         f"{tpot['p50']:.1f} / {tpot['p95']:.1f}" if tpot else "–",
+        f"{took * busy:.1f} + {took * (1 - busy):.1f}" if busy else number(took, ".1f"),
         number(row.get("power_w") if rate is not None else None, ".0f"),
         number(row.get("energy_j_per_token"), ".3g"),
     ]
@@ -76,4 +78,4 @@ def test_the_ladders_in_the_readme_are_the_linked_ones_figure_by_figure():
         table = re.search(r"\n\| rung \|.*?\n\n", README[link.end() :], re.S)[0]
         rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.strip().splitlines()[2:]]
         kept = json.loads((ROOT / link[1] / "ladder.json").read_text())["rungs"]
-        assert [row[:8] for row in rows] == [[row["rung"], *cells(row)] for row in kept], link[1]
+        assert [row[:9] for row in rows] == [[row["rung"], *cells(row)] for row in kept], link[1]
