@@ -183,7 +183,8 @@ def test_whole_run_and_steady_state_have_to_agree(tmp_path: Path):
 def test_without_a_steady_window_a_rate_is_not_judged_and_the_reason_is_given(tmp_path: Path):
     boots = [[closed_loop(7, 80, 32, 0.01)]] * 3
     claims = [claim("output_tok_s", 560, 30, "cpu-x86-64")]
-    verdict = judged_rates(tmp_path / "run", boots, recipe(claims=claims, benchmark={"boots": 3}))
+    waived = {"waive": [{"guard": "running", "reason": "seven of eight streams is what this is about"}]}
+    verdict = judged_rates(tmp_path / "run", boots, recipe(claims=claims, benchmark={"boots": 3}, proof=waived))
     assert verdict["state"] == "INCONCLUSIVE"
     said = "no steady window: boot 1 window 1: never 8 of 8 streams in flight at once, 7 at most"
     assert said in verdict["claims"][0]["reason"]
