@@ -28,7 +28,7 @@ from recipes.machine import gpu_device, load_machines, machine_profile
 from recipes.model_files import observed_files
 from recipes.run import docker, process
 from recipes.run.fetch import fetch_json
-from recipes.run.jit import look
+from recipes.run.jit import found, look
 from recipes.run.managed import managed
 from recipes.run.process import Server
 from recipes.run.supervised import interrupts_held
@@ -110,10 +110,11 @@ def _target(plan: Plan, folder: Path, boot: int, recorder: Recorder) -> Iterator
     log = folder / "server.log"
     try:
         with ExitStack() as stack:
-            caches = None if plan.box else asdict(look(plan.engine))
+            caches = None if plan.box else look(plan.engine)
             doing = "looking at the service" if plan.service else "starting the engine"
             with stage(f"boot {boot}: {doing}") as update:
                 server = stack.enter_context(_serve(plan, log, update))
+            caches = caches and asdict(found(caches, look(plan.engine)))
             _record_boot(plan, folder, boot, server, recorder, caches)
             yield Target(server.url, server.served_name, server.alive, log, server.processes)
     finally:

@@ -9,7 +9,7 @@ from bench.analyse import WindowResult
 from bench.attribution import GPU_IDLE_PCT
 from bench.evidence import Window
 from bench.telemetry.store import Telemetry
-from bench.telemetry.window import Bounds, idle_share, process_shares, window_figures
+from bench.telemetry.window import Bounds, idle_share, process_shares, rate_within, window_figures
 
 # How the processes of a vLLM server are named: those that serve HTTP; those that schedule steps and drive the device.
 API_SERVERS = ("VLLM::API", "python", "vllm")
@@ -25,12 +25,14 @@ class ServerLoad:
     `api_server`: share of a core of the busiest process that takes requests, turns text into tokens and back, and
     streams answers. `engine_core`: of the busiest of those that schedule steps and drive the device; `engine_idle`: the
     share of the time in which that one did nothing. `gpu_busy_pct`: mean utilisation of the GPUs, as NVML tells it.
+    `others`: cores of the machine at work for anything but this server, its load clients and the sampler.
     """
 
     api_server: float | None = None
     engine_core: float | None = None
     engine_idle: float | None = None
     gpu_busy_pct: float | None = None
+    others: float | None = None
 
     @property
     def limits(self) -> str | None:
@@ -89,10 +91,15 @@ def _load(telemetry: Telemetry, bounds: Bounds) -> ServerLoad:
     api = [share for name, share, _ in named if name.startswith(API_SERVERS)]
     cores = [(share, column) for name, share, column in named if name.startswith(CORES)]
     core, column = max(cores, default=(None, None))
-    busy = [gpu.utilisation_pct for gpu in window_figures(telemetry, bounds).gpus]
+    figures = window_figures(telemetry, bounds)
+    busy = [gpu.utilisation_pct for gpu in figures.gpus]
+    sampler = rate_within(telemetry.arrays["time_s"], telemetry.arrays["sampler_cpu_s"], bounds)
+    ours = [share for share in (*shares, sampler) if share is not None]
+    whole = figures.host_busy_cores
     return ServerLoad(
         api_server=max(api, default=None),
         engine_core=core,
         engine_idle=None if column is None else idle_share(telemetry, bounds, column),
         gpu_busy_pct=None if not busy or None in busy else float(np.mean(busy)),
+        others=None if whole is None else max(0.0, whole - sum(ours)),
     )

@@ -180,6 +180,8 @@ def _more_figures(verdict: dict) -> list[tuple[str, str, str]]:
         idle = "" if busy is None else f"GPU busy {busy:.0f}%"
         waited = "" if server["engine_idle"] is None else f"engine idle {server['engine_idle']:.0%} of the time"
         rows.append(("server", f"{shares} of a core", "; ".join(filter(None, (waited, idle)))))
+        if server.get("others") is not None:
+            rows.append(("other work", f"{server['others']:.1f} cores", "on this machine, beside server and load"))
     noise = verdict["noise_floor"]
     if noise and "output_tok_s" in noise["relative"]:
         floor = noise["relative"]["output_tok_s"]

@@ -10,7 +10,7 @@ import json
 import shutil
 import tarfile
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from images.engine import Engine
@@ -32,7 +32,8 @@ LARGEST_BYTES = 20_000_000_000
 
 @dataclass(frozen=True)
 class CacheState:
-    """The caches as a boot finds them. `sha256` is over every file's path and content; None for a cold boot."""
+    """The caches as a boot finds them: cold, warm, or partly where they lacked something. `sha256` is over every
+    file's path and content; None for a cold boot."""
 
     state: str
     files: int
@@ -63,6 +64,11 @@ def look(engine: Engine) -> CacheState:
         digest.update(f"{file.relative_to(home).as_posix()}\0{inside}\n".encode())
         count += 1
     return CacheState("warm", count, size, digest.hexdigest()) if count else CacheState("cold", 0, 0, None)
+
+
+def found(before: CacheState, after: CacheState) -> CacheState:
+    """The caches as a boot found them, told by what it left: one that had to add to them found a part."""
+    return replace(before, state="partly") if before.sha256 and before.sha256 != after.sha256 else before
 
 
 def save(engine: Engine, file: Path) -> str:

@@ -4,6 +4,7 @@ import io
 import json
 import sys
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from images.errors import EngineProblem, RunProblem, UsageProblem
 from images.given import given_engine
 from recipes.compose import ancestor, compose
 from recipes.load import changes, load_recipe
-from recipes.run.jit import LABEL, cache_home, look, restore, save
+from recipes.run.jit import LABEL, CacheState, cache_home, found, look, restore, save
 
 rate = st.floats(1.0, 1e5)
 NO_GPU = {"gpus": [], "pci_gpus": [], "cpu": {"flags": []}, "slug": "cpu-x86-64"}
@@ -113,8 +114,10 @@ def test_compiled_kernels_are_saved_and_restored_to_the_byte(engine, tmp_path):
     digest = save(engine, tmp_path / "kept.tar.gz")
     kernel.write_bytes(b"tuned otherwise")
     assert look(engine).sha256 != warm.sha256
+    assert found(warm, look(engine)) == replace(warm, state="partly"), "a boot that compiled more found a part"
     assert restore(engine, tmp_path / "kept.tar.gz") == digest
-    assert look(engine) == warm
+    assert look(engine) == found(warm, look(engine)) == warm
+    assert found(CacheState("cold", 0, 0, None), warm).state == "cold"
     other = Engine("cuda", "0.32.0", Path(sys.executable), "f" * 16)
     with pytest.raises(UsageProblem, match="holds caches of cuda 0123456789abcdef; this engine is cuda ffff"):
         restore(other, tmp_path / "kept.tar.gz")

@@ -118,6 +118,14 @@ def test_two_runs_that_are_compared_say_which_of_them_the_host_held_back(inv):
     assert "→ theirs is host-bound: the engine always had a step in hand" in answer
 
 
+def test_other_work_on_the_host_is_told_in_cores():
+    """On the H200s a second engine shared the host; on the 2-core machine there was next to nothing else."""
+    shared = [json.loads((run / "verdict.json").read_text())["server_cpu"]["others"] for run in RUNS]
+    assert min(shared) > 1
+    alone = [json.loads(file.read_text())["server_cpu"] for file in (ROOT / "results/cpu-x86-64").rglob("verdict.json")]
+    assert alone and max(each["others"] for each in alone if each) < 1
+
+
 def test_memory_of_a_card_that_others_used_too_is_nobody_s_figure():
     shared = sorted((ROOT / "results/h200/micro-cuda").rglob("verdict.json"))
     assert shared
