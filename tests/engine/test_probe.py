@@ -63,6 +63,7 @@ def test_the_command_line_of_micro_mtp1_resolves_to_what_it_declares(engine: Eng
         "mamba_cache_dtype": "auto",
         "mamba_cache_mode": "none",
         "mamba_ssm_cache_dtype": "float32",
+        "max_cudagraph_capture_size": None,
         "max_num_seqs": 16,
         "num_speculative_tokens": 1,
         "philox_rounds": 0,
