@@ -8,6 +8,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("shared machine", deadline=None)  # how long an example takes there says nothing of it
+settings.load_profile("shared machine")
 
 ROOT = Path(__file__).resolve().parent.parent
 HOST_PROGRAMS = ("systemd-nspawn", "mmdebstrap", "setpriv", "nsenter", "gpg", "dpkg-deb", "ssh")
