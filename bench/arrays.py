@@ -15,6 +15,9 @@ MAX_BYTES = 400_000_000  # all arrays of a window together, unpacked
 TICKS, TICK = "gap_ticks", "tick_us"  # in the place of gaps_us: a window's gaps, and how long a tick is
 TICKS_US = (100, 250, 500, 1000)  # the longest that is at most FINE of the median gap, else the shortest
 FINE = 1 / 64
+# What a damaged, odd or encrypted archive makes zipfile and numpy raise.
+UNREADABLE = (OSError, ValueError, EOFError, KeyError, MemoryError, OverflowError, NotImplementedError, RuntimeError)
+UNREADABLE += (zipfile.BadZipFile, zlib.error, lzma.LZMAError)
 NAMES = {
     "start_s": np.floating,
     "ttft_s": np.floating,
@@ -69,9 +72,7 @@ def read_arrays(file: Path) -> dict[str, np.ndarray]:
     """
     try:
         arrays = _unpacked(file)
-    except (OSError, ValueError, EOFError, KeyError, MemoryError, OverflowError, zipfile.BadZipFile) as error:
-        raise RunProblem(f"{file}: not a window's raw arrays: {error}") from error
-    except (NotImplementedError, RuntimeError, zlib.error, lzma.LZMAError) as error:  # odd, encrypted
+    except UNREADABLE as error:
         raise RunProblem(f"{file}: not a window's raw arrays: {error}") from error
     for name, kind in NAMES.items():
         array = arrays[name]
@@ -101,10 +102,8 @@ def _unpacked(file: Path) -> dict[str, np.ndarray]:
     for name in wanted:
         if f"{name}.npy" not in sizes:
             raise ValueError(f"array {name!r} is missing")
-    unpacked = {
-        name: sizes[f"{name}.npy"] * (2 if name == TICKS else 1) for name in wanted
-    }  # gaps_us has 4 bytes a gap
-    if sum(unpacked.values()) > MAX_BYTES:
+    widened = sizes.get(f"{TICKS}.npy", 0)  # a tick may have two bytes, a gap in µs has four
+    if sum(sizes[f"{name}.npy"] for name in wanted) + widened > MAX_BYTES:
         raise ValueError(f"the arrays have more than {MAX_BYTES} bytes")
     with np.load(file, allow_pickle=False) as stored:
         arrays = {name: stored[name] for name in wanted}

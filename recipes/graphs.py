@@ -47,6 +47,12 @@ class GraphFit:
         )
 
 
+def streams_at_once(recipe: Recipe) -> int:
+    """How many streams of its load a recipe lets the engine serve at once."""
+    streams, most = recipe.benchmark.concurrency, recipe.engine.flags.get("max-num-seqs")
+    return min(streams, most) if isinstance(most, int) and most > 0 else streams
+
+
 def graph_fit(recipe: Recipe, largest: object) -> GraphFit | None:
     """Whether steps of a recipe's load fit into graphs of up to `largest` tokens.
 
@@ -54,8 +60,6 @@ def graph_fit(recipe: Recipe, largest: object) -> GraphFit | None:
     """
     if not isinstance(largest, int) or not largest:
         return None
-    flags, streams = recipe.engine.flags, recipe.benchmark.concurrency
-    most, config = flags.get("max-num-seqs"), flags.get("speculative-config")
+    config = recipe.engine.flags.get("speculative-config")
     drafts = config.get("num_speculative_tokens") if isinstance(config, dict) else None
-    at_once = min(streams, most) if isinstance(most, int) and most > 0 else streams
-    return GraphFit(largest, at_once, 1 + (drafts if isinstance(drafts, int) else 0))
+    return GraphFit(largest, streams_at_once(recipe), 1 + (drafts if isinstance(drafts, int) else 0))

@@ -8,6 +8,7 @@ from bench.analyse import analyse_window
 from bench.counters import Series, acceptance_length, falls, mean_e2e_s, prefix_hit_share
 from bench.evidence import Evidence, Window
 from bench.guards.guard import Guard, Scope, none, span, worst
+from recipes.graphs import streams_at_once
 from recipes.schema import Claim
 
 GENERATION_LIMIT = 0.005
@@ -174,8 +175,7 @@ def running(evidence: Evidence) -> Iterator[Guard]:
 
     The most that it ran at any look in the steady part of a window; `max-num-seqs` below the streams is a choice.
     """
-    asked, most_seqs = evidence.recipe.benchmark.concurrency, evidence.recipe.engine.flags.get("max-num-seqs")
-    wanted = min(asked, most_seqs) if isinstance(most_seqs, int) and most_seqs > 0 else asked
+    wanted = streams_at_once(evidence.recipe)
 
     def share(window: Window) -> float | None:
         bounds = span(window)
