@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests import stood_still
+
 settings.register_profile("shared machine", deadline=None)  # how long an example takes there says nothing of it
 settings.load_profile("shared machine")
 
@@ -50,9 +52,10 @@ LEFT_OUT = pytest.StashKey[dict[str, list]]()
 LACKS = {"engine": _no_engine, "docker": no_docker, "host": _no_host, "browser": _no_browser, "gpu": _no_gpu}
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Tests send their tasks a hangup: what they start must not inherit from a `nohup` around pytest to ignore it."""
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    config.pluginmanager.register(stood_still)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

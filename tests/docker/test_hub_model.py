@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+from tests.disturbed import failed
 from tests.docker.test_containers import free_port
 from tests.hub_model import COMMIT, REPO, door, fill_cache, hub_workshop
 from tests.ladders import FAMILY
@@ -22,6 +23,6 @@ def test_a_repository_s_model_is_measured_in_containers_from_the_host_s_cache(cp
     verdict = json.loads(answer.stdout)
     assert f"Image: {cpu_image.id}" in answer.stderr, "the one that the site names, and said"
     assert verdict["setting"]["model_files_that_differ"] == []
-    assert {guard["id"] for guard in verdict["guards"] if guard["ok"] is False and guard["scope"] == "run"} == set()
+    assert failed(verdict, "run") == set()
     argv = json.loads((Path(verdict["run"]) / "boots/1/argv.json").read_text())
     assert argv["live"] == argv["rendered"] and REPO in argv["live"]

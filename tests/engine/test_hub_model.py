@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+from tests.disturbed import failed
 from tests.engine.test_reproduce import free_port
 from tests.hub_model import COMMIT, REPO, door, fill_cache, hub_workshop
 from tests.ladders import FAMILY
@@ -24,7 +25,7 @@ def test_a_repository_s_model_is_asked_for_step_by_step_and_then_measured_offlin
     verdict = json.loads(answer.stdout)
     run = Path(verdict["run"])
     assert verdict["setting"]["model_files_that_differ"] == []
-    assert {guard["id"] for guard in verdict["guards"] if guard["ok"] is False and guard["scope"] == "run"} == set()
+    assert failed(verdict, "run") == set()
     argv = json.loads((run / "boots/1/argv.json").read_text())["live"]
     assert argv[argv.index("--revision") + 1] == COMMIT and REPO in argv
     for file in run.rglob("*.json"):

@@ -15,6 +15,7 @@ from recipes.load import LIBRARY, load_recipe, with_options
 from recipes.machine import machine_facts
 from recipes.schema import Proof
 from recipes.spec import serving_spec
+from tests.disturbed import failed
 from tests.engine.test_reproduce import free_port
 
 MENDED = """
@@ -103,4 +104,4 @@ def test_without_its_proof_of_effect_the_mended_rung_is_invalid(tmp_path: Path):
     engine = recipe.engine.model_copy(update={"env": {**recipe.engine.env, "VLLM_PLUGINS": ""}})
     verdict = quality_run(tmp_path, recipe_id="micro/mtp1", engine=engine)
     assert verdict["state"] == "INVALID"
-    assert [guard["id"] for guard in verdict["guards"] if guard["ok"] is False] == ["log_proof"]
+    assert failed(verdict, "run") == {"log_proof"}

@@ -17,6 +17,7 @@ import pytest
 from bench.runfolder import seal_faults
 from recipes.load import load_recipe
 from recipes.run.supervisor import descendants_of
+from tests.disturbed import failed
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PROMISED = {
@@ -41,11 +42,14 @@ def test_the_default_recipe_ends_in_its_verdict_without_a_compiler(reproduced):
     verdict = json.loads((reproduced.run / "verdict.json").read_text())
     assert reproduced.code == 0, reproduced.stderr
     assert verdict["state"] in {"REPRODUCED", "MEASURED"}
-    failed = [guard["id"] for guard in verdict["guards"] if guard["ok"] is not True]
+    blind = {guard["id"] for guard in verdict["guards"] if guard["ok"] is None}
     # What was timed depends on what else this machine does; what was counted does not.
-    assert [guard["id"] for guard in verdict["guards"] if guard["id"] in failed and guard["scope"] == "run"] == []
+    assert (failed(verdict, "run"), blind) == (set(), set())
     rates = verdict["output_tok_s"]
-    assert rates["steady"] > rates["whole"] * 0.98 > 0 if not failed else set(rates.values()) <= {None, *rates.values()}
+    if failed(verdict, "timing"):
+        assert set(rates.values()) == {None}
+    else:
+        assert rates["steady"] > rates["whole"] * 0.98 > 0
     assert verdict["acceptance_length"] > 1
     assert "no recipe is made for it" in reproduced.stderr, "it says which recipe it picked, and why"
 
@@ -209,5 +213,5 @@ def test_when_every_request_fails_there_is_no_number_and_no_exit_0(inv, tmp_path
     assert answer.returncode == 7
     assert verdict["state"] == "INVALID"
     assert set(verdict["output_tok_s"].values()) == {None}
-    failed = {guard["id"]: guard["observed"] for guard in verdict["guards"] if guard["ok"] is False}
-    assert ("finished" in failed) if stage == "warm-up" else failed["completed"] == 0
+    observed = {guard["id"]: guard["observed"] for guard in verdict["guards"] if guard["ok"] is False}
+    assert ("finished" in observed) if stage == "warm-up" else observed["completed"] == 0

@@ -1,0 +1,35 @@
+"""What other work on a shared machine does to a measurement, told apart from what a test is about.
+
+A machine that stands still for seconds voids what was timed, and nothing that was counted: the guards say which.
+"""
+
+from collections.abc import Callable
+
+from bench.ladder.exits import EXIT_CODES, incomplete
+
+LOST = "whose timing counts"
+
+
+def failed(verdict: dict, scope: str) -> set[str]:
+    """The guards that fail in a verdict and void what `scope` names: "timing", or the whole "run"."""
+    return {guard["id"] for guard in verdict["guards"] if guard["ok"] is False and guard["scope"] == scope}
+
+
+def until_timed(measure: Callable[[], dict], tries: int = 3) -> dict:
+    """The verdict of the first measurement whose timing counts, or of the last: other causes are never asked again."""
+    for _ in range(tries):
+        verdict = measure()
+        if failed(verdict, "run") or not failed(verdict, "timing"):
+            break
+    return verdict
+
+
+def ended_well(code: int, table: dict) -> bool:
+    """Whether a ladder ended as an undisturbed one does: exit code 0, or 7 for lost timing and nothing else."""
+    lost = [reason for reason in incomplete(table) if reason.endswith(LOST)]
+    return code == (EXIT_CODES["INVALID"] if lost else 0) and lost == incomplete(table)
+
+
+def sound_runs(row: dict) -> list[str]:
+    """The runs of a rung whose answers and counts are sound, whether their timing counts or not."""
+    return [boot["run"] for boot in row["boots"] if boot["sound"]]
