@@ -50,7 +50,7 @@ def finish(run: Path, as_json: bool) -> None:
 )
 def verdict(_c, run, recipe=None, boot=None, out=RUNS, json=False):
     """Judge a run again from its folder alone; writes verdict.json there. Or judge a result file made elsewhere."""
-    from bench.exchange import import_vllm
+    from bench.exchange.incoming import import_vllm
     from bench.ladder.show import is_ladder, judge_ladder
 
     if is_ladder(Path(run)):
@@ -71,18 +71,25 @@ def verdict(_c, run, recipe=None, boot=None, out=RUNS, json=False):
     help={
         "run": "a run's folder",
         "to": "vllm (its detailed JSON, one file a window), csv (a row a window) or inferencex (its aggregate row)",
-        "out": "file to write",
+        "out": "file to write; - prints it",
     },
 )
 def export(_c, run, to="", out=""):
     """Write a run in another tool's form; the verdict's state and the figures' status go with it."""
-    from bench.exchange import export as write
+    from bench.exchange.outgoing import export as write
+    from bench.exchange.outgoing import exported
     from images.yaml_source import shown
 
     if not to or not out:
         raise UsageProblem("export needs --to vllm|csv|inferencex and --out FILE")
-    for file in write(Path(run), to, Path(out)):
-        print(shown(file))
+    if out != "-":
+        for file in write(Path(run), to, Path(out)):
+            print(shown(file))
+        return
+    texts = list(exported(Path(run), to, Path(out)).values())
+    if len(texts) > 1:
+        raise UsageProblem(f"the run has {len(texts)} windows, and {to}'s form is one file a window: --out FILE")
+    print(texts[0], end="")
 
 
 @task(

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from invoke import Collection, Config, Exit, Program
 from invoke.exceptions import ParseError
+from invoke.parser import Argument
 
 from images.errors import Problem, nearest
 
@@ -57,29 +58,56 @@ class FrontDoor(Program):
                 meant = f"./inv {given[0]} --host {behind}"
                 raise Exit(f"-h is --help, and takes no value: a host is named with --host, {meant}", code=2)
 
-    def _refuse_empty_lists(self, given: list[str]) -> None:
-        """An option that may be repeated and has no value: Invoke would take it for one that isn't there."""
+    def _options(self, given: list[str]) -> dict[str, Argument]:
+        """By how it is written, --port or -p, each option of the task that the command line begins with."""
         if not given or given[0] not in self.namespace.task_names:
-            return
+            return {}
         task = copy(self.namespace[given[0]])
         task.help = dict(task.help)  # asking for a task's arguments takes its help away
-        options = [option for option in task.get_arguments() if option.kind is list]
-        repeated = {f"-{name}" if len(name) == 1 else f"--{name}" for option in options for name in option.names}
+        spelt = lambda name: f"-{name}" if len(name) == 1 else f"--{name.replace('_', '-')}"  # noqa: E731
+        return {spelt(name): option for option in task.get_arguments() for name in option.names}
+
+    def _refuse_empty_lists(self, given: list[str]) -> None:
+        """An option that may be repeated and has no value: Invoke would take it for one that isn't there."""
+        repeated = {name for name, option in self._options(given).items() if option.kind is list}
         for word, behind in zip(given, [*given[1:], "--"], strict=True):
             if word in repeated and behind.startswith("-") and behind != "-":
                 raise Exit(f"{word} needs a value. `./inv {given[0]} --help` says which.", code=2)
 
     def _as_usage(self, parse, *args):
+        given = self.argv[1:]
         try:
             parse(*args)
         except ParseError as error:
-            message = _in_our_words(str(error))
-            unknown = message.split("'")[1] if message.startswith("No idea what") else ""
-            close = nearest(unknown, list(self.namespace.task_names), count=1) if unknown else []
-            hint = f" Did you mean: {', '.join(close)}?" if close else ". `./inv TASK --help` explains a task."
-            raise Exit(message + hint, code=2) from None
+            raise Exit(self._complaint(str(error), given), code=2) from None
         except ValueError as error:  # Invoke's int() of an option's value
-            raise Exit(f"an option wants a number: {error}", code=2) from None
+            raise Exit(self._no_number(given) or f"an option wants a number: {error}", code=2) from None
+
+    def _complaint(self, message: str, given: list[str]) -> str:
+        """A parser's complaint in our words, with what was likely meant and where to look."""
+        options = self._options(given)
+        unknown = re.match(r"No idea what '(.*)' is", message)
+        if not unknown:
+            return f"{_in_our_words(message)}. `./inv {given[0] if options else 'TASK'} --help` explains a task."
+        word = unknown[1]
+        said, known, where = f"there is no task {word!r}", list(self.namespace.task_names), "--list"
+        if word.startswith("-"):
+            about = f"{given[0]} " if options else ""
+            said, known, where = f"{about or './inv '}has no option {word}", list(options), f"{about}--help"
+        elif options and word != given[0]:
+            said = f"{given[0]} takes no {word!r}, and there is no task of that name"
+        close = nearest(word, known, count=1)
+        return f"{said}.{f' Did you mean: {close[0]}?' if close else ''} `./inv {where}` lists them."
+
+    def _no_number(self, given: list[str]) -> str | None:
+        """Which option has no number where it wants one."""
+        options = self._options(given)
+        for word, behind in zip(given, [*given[1:], ""], strict=True):
+            name, equals, value = word.partition("=")
+            value = value if equals else behind
+            if name in options and options[name].kind is int and not re.fullmatch(r"[+-]?\d+", value):
+                return f"{name} wants a whole number, not {value!r}"
+        return None
 
     def execute(self):
         """Run the tasks; a Problem is printed as one message."""

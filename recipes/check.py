@@ -9,7 +9,7 @@ from images.errors import UsageProblem
 from images.index import cache_root
 from images.probe import probe, resolved_config, unknown_names
 from images.yaml_source import shown
-from recipes.compare import difference, ladder_rows, overridden
+from recipes.compare import beside_rows, difference, ladder_rows, overridden
 from recipes.graphs import graph_fit
 from recipes.load import Loaded, load_ladder, load_recipe, recipe_ids, resolve_id
 from recipes.lock import Images, as_text, lock_here, make_lock, parse_images, with_revision
@@ -97,9 +97,9 @@ def print_difference(first: str, second: str, as_json: bool) -> None:
 def print_ladder(name: str, as_json: bool) -> None:
     """Print a family's ladder: what each rung changes, what was published, what could make it a no-op."""
     family = name.split("/", maxsplit=1)[0]
-    rows = ladder_rows(family, machine_facts())
+    rows, beside = ladder_rows(family, machine_facts()), beside_rows(family)
     if as_json:
-        emit_json({"family": family, "rungs": rows})
+        emit_json({"family": family, "rungs": rows, "beside": beside})
         return
     lines = [
         (
@@ -114,6 +114,11 @@ def print_ladder(name: str, as_json: bool) -> None:
     ]
     columns = ("rung", "change", "output tok/s", "step", "on this machine", "a no-op if")
     out().print(table(load_ladder(family).title, columns, lines, below=("change", "a no-op if")))
+    if beside:
+        out().print("\nBeside the ladder, measured where --rungs names it:", markup=False)
+    for row in beside:
+        change = f": {', '.join(row['delta'])}, on {row['on']}" if row["delta"] else ""
+        out().print(f"  {row['rung']} – {row['title']}{change}", markup=False)
 
 
 def write_schema() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from images.validate import validate
 from images.yaml_source import read_yaml
-from recipes.load import Loaded, changes, leaves, load_ladder, load_recipe
+from recipes.load import Loaded, changes, leaves, load_ladder, load_recipe, recipe_ids
 from recipes.load import as_data as recipe_data
 from recipes.lock import locked_recipe
 from recipes.machine import why_not
@@ -133,6 +133,23 @@ def ladder_rows(family: str, facts: dict) -> list[dict]:
         )
         if published:
             last_published, last_rung = published, rung
+    return rows
+
+
+def beside_rows(family: str) -> list[dict]:
+    """A family's recipes that are no rung of its ladder: {rung, title, on, delta}, the delta against `on`."""
+    rungs, own = load_ladder(family).rungs, site_for_a_look()
+    ids = [recipe_id for recipe_id in recipe_ids() if recipe_id.startswith(f"{family}/")]
+    rows = []
+    for recipe_id in ids:
+        name = recipe_id.split("/", maxsplit=1)[1]
+        if name in rungs:
+            continue
+        loaded = load_recipe(recipe_id, own=own)
+        parent = _extended(loaded, ids, own)
+        delta = [now or f"without {was}" for _, was, now in argument_changes(parent, loaded)] if parent else []
+        on = parent.recipe.id.split("/", maxsplit=1)[1] if parent else None
+        rows.append({"rung": name, "title": loaded.recipe.title, "on": on, "delta": delta})
     return rows
 
 

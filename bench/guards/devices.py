@@ -31,7 +31,9 @@ def client_saturation(evidence: Evidence) -> Iterator[Guard]:
     waits = [each.client_wait_share for each in figures if each and each.client_wait_share is not None]
     waited = f"; the client waited for a core for {max(waits):.1%} of the window" if waits else ""
     ok, most = held(shares, lambda most: most <= CLIENT_LIMIT)
-    yield Guard("client_saturation", ok, most, CLIENT_LIMIT, "of a core", f"telemetry{waited}", scope="timing")
+    yield Guard(
+        "client_saturation", ok, most, CLIENT_LIMIT, "of a core", f"telemetry{waited}", scope="timing", rule="at most"
+    )
 
 
 def telemetry_gaps(evidence: Evidence) -> Iterator[Guard]:
@@ -46,7 +48,7 @@ def telemetry_gaps(evidence: Evidence) -> Iterator[Guard]:
 
     ok, most = worst(evidence, share, lambda most: most <= GAP_LIMIT)
     unit = "share of the window without a sample"
-    yield Guard("telemetry_gaps", ok, most, GAP_LIMIT, unit, "telemetry", scope="timing")
+    yield Guard("telemetry_gaps", ok, most, GAP_LIMIT, unit, "telemetry", scope="timing", rule="at most")
 
 
 def gpus(evidence: Evidence) -> Iterator[Guard]:

@@ -9,6 +9,7 @@ import numpy as np
 from bench.evidence import Evidence, Window
 
 Scope = Literal["run", "timing"]
+Rule = Literal["at most", "at least", "exactly"]
 # Figures that are true however slowly or unevenly the machine ran.
 TIMELESS = frozenset({"acceptance_length", "exact_match", "gpu_memory_gb", "quality"})
 # What a guard on timing voids besides: memory on a card with others on it is not the engine's alone.
@@ -35,7 +36,8 @@ class Guard:
     """One guard's finding. `ok` is None where the evidence it needs isn't there: it can't check.
 
     `scope` says what a failure voids: the run, or only what was timed in it (a straggler takes nothing from an
-    acceptance length). `because` is the guard whose failure explains this one.
+    acceptance length). `because` is the guard whose failure explains this one. `rule` says how `observed` is to lie to
+    `limit`; verdict.json names one that isn't "exactly".
     """
 
     id: str
@@ -48,6 +50,12 @@ class Guard:
     scope: Scope = "run"
     because: str | None = None
     explains_shortfall: bool = False
+    rule: Rule = "exactly"
+
+    @property
+    def wanted(self) -> str:
+        """The limit with its rule, in words."""
+        return _figure(self.limit) if self.rule == "exactly" else f"{self.rule} {_figure(self.limit)}"
 
     @property
     def failed(self) -> bool:
@@ -70,6 +78,8 @@ class Guard:
         del entry["explains_shortfall"]
         if schema < 2:
             del entry["scope"], entry["because"]
+        if schema < 2 or self.rule == "exactly":
+            del entry["rule"]
         return entry
 
 
@@ -83,7 +93,7 @@ def in_words(guards: list[Guard]) -> list[str]:
     said = []
     for root in roots(guards):
         follows = sorted({guard.id for guard in guards if guard.failed and guard.because == root.id})
-        words = f"{root.id}: {_figure(root.observed)}, wanted {_figure(root.limit)} {root.unit}".rstrip()
+        words = f"{root.id}: {_figure(root.observed)}, wanted {root.wanted} {root.unit}".rstrip()
         said.append(words + (f" (with it: {', '.join(follows)})" if follows else ""))
     return said
 

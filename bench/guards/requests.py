@@ -44,7 +44,9 @@ def straggler(evidence: Evidence) -> Iterator[Guard]:
         return float(e2e.max() / np.median(e2e)) if len(e2e) else None
 
     ok, most = worst(evidence, ratio, lambda most: most <= STRAGGLER_LIMIT)
-    yield Guard("straggler", ok, most, STRAGGLER_LIMIT, "longest E2E ÷ median", "load client", scope="timing")
+    yield Guard(
+        "straggler", ok, most, STRAGGLER_LIMIT, "longest E2E ÷ median", "load client", scope="timing", rule="at most"
+    )
 
 
 def degenerate_text(evidence: Evidence) -> Iterator[Guard]:
@@ -55,7 +57,9 @@ def degenerate_text(evidence: Evidence) -> Iterator[Guard]:
         return float(looping.mean()) if looping is not None and len(looping) else None
 
     ok, most = worst(evidence, share, lambda most: most <= LOOP_LIMIT)
-    yield Guard("degenerate_text", ok, most, LOOP_LIMIT, "share of outputs that loop", "load client's texts")
+    yield Guard(
+        "degenerate_text", ok, most, LOOP_LIMIT, "share of outputs that loop", "load client's texts", rule="at most"
+    )
 
 
 def dispatch_delay(evidence: Evidence) -> Iterator[Guard]:
@@ -66,4 +70,6 @@ def dispatch_delay(evidence: Evidence) -> Iterator[Guard]:
 
     ok, most = worst(evidence, share, lambda most: most <= DISPATCH_LIMIT)
     source = "load client: mean from a stream's end to its next start"
-    yield Guard("dispatch_delay", ok, most, DISPATCH_LIMIT, "share of the median TTFT", source, scope="timing")
+    yield Guard(
+        "dispatch_delay", ok, most, DISPATCH_LIMIT, "share of the median TTFT", source, scope="timing", rule="at most"
+    )

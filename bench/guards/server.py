@@ -50,7 +50,7 @@ def generation_tokens(evidence: Evidence) -> Iterator[Guard]:
 
     ok, most = worst(evidence, gap, lambda most: most <= GENERATION_LIMIT)
     unit = "share the server's count is off"
-    yield Guard("generation_tokens", ok, most, GENERATION_LIMIT, unit, "vllm:generation_tokens_total")
+    yield Guard("generation_tokens", ok, most, GENERATION_LIMIT, unit, "vllm:generation_tokens_total", rule="at most")
 
 
 def prompt_tokens(evidence: Evidence) -> Iterator[Guard]:
@@ -68,7 +68,9 @@ def prefix_hits(evidence: Evidence) -> Iterator[Guard]:
         return None if window.counted is None else prefix_hit_share(window.counted)
 
     ok, most = worst(evidence, share, lambda most: most <= PREFIX_HITS_LIMIT)
-    yield Guard("prefix_hits", ok, most, PREFIX_HITS_LIMIT, "share of queries", "vllm:prefix_cache_hits_total")
+    yield Guard(
+        "prefix_hits", ok, most, PREFIX_HITS_LIMIT, "share of queries", "vllm:prefix_cache_hits_total", rule="at most"
+    )
 
 
 def preemptions(evidence: Evidence) -> Iterator[Guard]:
@@ -110,7 +112,7 @@ def counter_gaps(evidence: Evidence) -> Iterator[Guard]:
     counted = all(window.record is not None and window.record.after is not None for window in evidence.windows)
     scope: Scope = "timing" if ok is False and counted else "run"
     unit = "share of the window without a look"
-    yield Guard("counter_gaps", ok, most, GAP_LIMIT, unit, "/metrics at 1 Hz", scope=scope)
+    yield Guard("counter_gaps", ok, most, GAP_LIMIT, unit, "/metrics at 1 Hz", scope=scope, rule="at most")
 
 
 def _uncovered(series: Series, begin: float, end: float) -> float:
@@ -167,7 +169,16 @@ def peak(evidence: Evidence) -> Iterator[Guard]:
 
     ok, least = worst(evidence, ratio, lambda least: least >= PEAK_LIMIT, min)
     source = "vllm:generation_tokens_total at 1 Hz against the load client"
-    yield Guard("peak", ok, least, PEAK_LIMIT, "server's peak rate ÷ client's mean rate", source, scope="timing")
+    yield Guard(
+        "peak",
+        ok,
+        least,
+        PEAK_LIMIT,
+        "server's peak rate ÷ client's mean rate",
+        source,
+        scope="timing",
+        rule="at least",
+    )
 
 
 def running(evidence: Evidence) -> Iterator[Guard]:
@@ -187,7 +198,9 @@ def running(evidence: Evidence) -> Iterator[Guard]:
 
     ok, least = worst(evidence, share, lambda least: least >= PEAK_LIMIT, min)
     unit = f"most at once, share of {wanted}"
-    yield Guard("running", ok, least, PEAK_LIMIT, unit, "vllm:num_requests_running at 1 Hz", scope="timing")
+    yield Guard(
+        "running", ok, least, PEAK_LIMIT, unit, "vllm:num_requests_running at 1 Hz", scope="timing", rule="at least"
+    )
 
 
 def little(evidence: Evidence) -> Iterator[Guard]:
@@ -210,4 +223,6 @@ def little(evidence: Evidence) -> Iterator[Guard]:
 
     ok, most = worst(evidence, off, lambda most: most <= LITTLE_LIMIT)
     source = "load client; vllm:e2e_request_latency_seconds"
-    yield Guard("little", ok, most, LITTLE_LIMIT, "share of the streams it is off", source, scope="timing")
+    yield Guard(
+        "little", ok, most, LITTLE_LIMIT, "share of the streams it is off", source, scope="timing", rule="at most"
+    )

@@ -76,7 +76,8 @@ def _print_voids(verdict: dict, console: Console) -> None:
     failed = [guard for guard in verdict["guards"] if guard["ok"] is False]
     for guard in failed:
         note = f" (waived: {guard['waived']})" if guard["waived"] else ""
-        line = f"  ✘ {guard['id']}: found {_number(guard['observed'])}, wanted {_number(guard['limit'])}"
+        rule = f"{guard['rule']} " if guard.get("rule") else ""
+        line = f"  ✘ {guard['id']}: found {_number(guard['observed'])}, wanted {rule}{_number(guard['limit'])}"
         console.print(printable(f"{line} {guard['unit']}{note}".rstrip()), markup=False)
     causes = [guard["id"] for guard in failed if not guard["waived"] and not guard.get("because")]
     for remedy in dict.fromkeys(REMEDIES[cause] for cause in causes if cause in REMEDIES):

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from bench.evidence import read_evidence
-from bench.exchange import export, import_vllm
+from bench.exchange.incoming import import_vllm
+from bench.exchange.outgoing import export
 from bench.runfolder import seal_faults
 from bench.verdict import EXIT_CODES, judge, write_verdict
 from images.errors import Problem, RunProblem, UsageProblem
@@ -270,3 +271,7 @@ def test_the_front_door_judges_a_file_and_exports_the_run_it_made(tmp_path: Path
     assert run.is_dir() and json.loads((run / "verdict.json").read_text())["boots"] == 2
     answer = inv("export", str(run), "--to", "csv", "--out", str(tmp_path / "out.csv"))
     assert answer.returncode == 0 and (tmp_path / "out.csv").read_text().count("\n") == 3
+    printed = inv("export", str(run), "--to", "csv", "--out", "-")
+    assert printed.returncode == 0 and printed.stdout == (tmp_path / "out.csv").read_text()
+    two_files = inv("export", str(run), "--to", "vllm", "--out", "-")
+    assert two_files.returncode == 2 and "2 windows" in two_files.stderr and two_files.stdout == ""

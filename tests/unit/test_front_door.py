@@ -62,8 +62,14 @@ def test_every_task_explains_itself(inv, task):
     ("arguments", "said"),
     [
         (["chekc"], "Did you mean: check?"),
-        (["reproduce", "--recpie", "micro"], "No idea what '--recpie' is"),
-        (["reproduce", "--boots", "many"], "wants a number"),
+        (
+            ["reproduce", "--recpie", "micro"],
+            "reproduce has no option --recpie. Did you mean: --recipe? `./inv reproduce --help`",
+        ),
+        (["--everything"], "./inv has no option --everything. `./inv --help`"),
+        (["list", "everything"], "list takes no 'everything', and there is no task of that name"),
+        (["reproduce", "--boots", "many"], "--boots wants a whole number, not 'many'"),
+        (["reproduce", "--json", "--boots=1.5"], "--boots wants a whole number, not '1.5'"),
         (["verdict"], "run"),
         (["check"], "check needs either --recipe NAME"),
         (["check", "--recipe", "micro/bsae"], "did you mean micro/base"),

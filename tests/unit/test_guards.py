@@ -324,10 +324,11 @@ def test_every_guard_has_a_remedy_and_a_failed_one_is_printed_with_it_once(tmp_p
     asked = {
         guard
         for file in (ROOT / "bench" / "guards").glob("*.py")
-        for guard in re.findall(r'(?:Guard\(|for name, pick in \(\()"(\w+)"', file.read_text())
+        for guard in re.findall(r'(?:Guard\(\s*|for name, pick in \(\()"(\w+)"', file.read_text())
     }
     assert len(asked) > 25 and asked <= REMEDIES.keys() and REMEDIES.keys() - asked <= {"live_env"}
     run = write_run(tmp_path / "run", recipe(), **seen(gap=(0.5, 0.7)))
     sink = io.StringIO()
     print_verdict(judge(read_evidence(run)), Console(file=sink, width=200))
     assert sink.getvalue().count(f"→ telemetry_gaps: {REMEDIES['telemetry_gaps']}") == 1
+    assert re.search(r"telemetry_gaps: found 0\.\d+, wanted at most 0\.05", sink.getvalue())

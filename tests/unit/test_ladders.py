@@ -119,8 +119,11 @@ def test_the_exported_json_schema_is_in_step():
 
 
 def test_the_ladder_and_the_difference_through_the_front_door(inv):
-    rows = json.loads(inv("ladder", "--recipe", FAMILY, "--show", "--json").stdout)["rungs"]
-    assert rows[-1]["published_tok_s"] == 11840
+    shown = json.loads(inv("ladder", "--recipe", FAMILY, "--show", "--json").stdout)
+    assert shown["rungs"][-1]["published_tok_s"] == 11840
+    beside = {row["rung"]: (row["on"], row["delta"]) for row in shown["beside"]}
+    assert beside["omp1"] == ("base", ["OMP_NUM_THREADS=1"])
+    assert not beside.keys() & {row["rung"] for row in shown["rungs"]}
     answer = inv("diff", "micro/base", "micro/mtp1")
     assert '+ --speculative-config {"method":"mtp","num_speculative_tokens":1}' in answer.stdout
     assert inv("diff", "micro/base", "micro/mpt1").returncode == 2

@@ -12,7 +12,7 @@ from rich.console import Console
 from bench import verdict as verdict_module
 from bench.attribution import claimed_factors
 from bench.evidence import read_evidence
-from bench.exchange import export
+from bench.exchange.outgoing import export
 from bench.floors import hardware_of, load_of
 from bench.guards import run_guards
 from bench.report.text import print_verdict

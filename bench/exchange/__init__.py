@@ -1,0 +1,1 @@
+"""Room bench: runs in other tools' words, read and written."""
