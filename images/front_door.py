@@ -5,7 +5,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from copy import copy
 from pathlib import Path
 
@@ -70,7 +70,7 @@ class FrontDoor(Program):
     def _refuse_empty_lists(self, given: list[str]) -> None:
         """An option that may be repeated and has no value: Invoke would take it for one that isn't there."""
         repeated = {name for name, option in self._options(given).items() if option.kind is list}
-        for word, behind in zip(given, [*given[1:], "--"], strict=True):
+        for word, behind in _with_next(given, "--"):
             if word in repeated and behind.startswith("-") and behind != "-":
                 raise Exit(f"{word} needs a value. `./inv {given[0]} --help` says which.", code=2)
 
@@ -102,7 +102,7 @@ class FrontDoor(Program):
     def _no_number(self, given: list[str]) -> str | None:
         """Which option has no number where it wants one."""
         options = self._options(given)
-        for word, behind in zip(given, [*given[1:], ""], strict=True):
+        for word, behind in _with_next(given, ""):
             name, equals, value = word.partition("=")
             value = value if equals else behind
             if name in options and options[name].kind is int and not re.fullmatch(r"[+-]?\d+", value):
@@ -122,6 +122,11 @@ class FrontDoor(Program):
         except OSError as error:  # a full disk, a folder that is read-only: nothing that a traceback would explain
             where = f"{error.filename}: " if error.filename else ""
             raise Exit(f"✘ {where}{error.strerror or error}", code=1) from None
+
+
+def _with_next(words: list[str], last: str) -> Iterator[tuple[str, str]]:
+    """Yield each word with the one behind it; `last` stands behind the last."""
+    return zip(words, [*words[1:], last][: len(words)], strict=True)
 
 
 def _in_our_words(message: str) -> str:

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.ports import free_port
+
 PORTS = range(5300, 5350)
 CONFIG = """version: 0.1
 storage: {{filesystem: {{rootdirectory: "{folder}"}}, delete: {{enabled: true}}}}
@@ -67,19 +69,6 @@ class Registry:
         return sorted(
             path.name for path in self.folder.glob(f"docker/registry/v2/repositories/{name}/_manifests/tags/*")
         )
-
-
-def free_port() -> int:
-    """A port of this file's that nobody listens on."""
-    for port in PORTS:
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
-    raise RuntimeError(f"no free port in {PORTS}")
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import time
 from contextlib import closing
@@ -18,16 +17,11 @@ from recipes.render import container_name, render
 from recipes.run.docker import connect, create, remove
 from tests.docker.conftest import ROOT, docker, inv
 from tests.docker.elsewhere import another_machine
+from tests.ports import free_port
 
 NAME = container_name("micro/mtp1")
 # What two containers of one spec may differ in: names, the moment, and labels that only a started server needs.
 OWN = {"Hostname", "Labels", "Id", "Name"}
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @pytest.fixture

@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 
 from tests.disturbed import failed
-from tests.docker.test_containers import free_port
 from tests.hub_model import COMMIT, REPO, door, fill_cache, hub_workshop
 from tests.ladders import FAMILY
+from tests.ports import free_port
 
 
 def test_a_repository_s_model_is_measured_in_containers_from_the_host_s_cache(cpu_image, tmp_path: Path):

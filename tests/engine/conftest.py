@@ -10,7 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.ports import free_port
+
 ROOT = Path(__file__).resolve().parent.parent.parent
+
+
 COMPILERS = ("cc", "gcc", "g++", "c++", "clang", "clang++", "nvcc")
 
 
@@ -43,7 +47,7 @@ def reproduced(tmp_path_factory, path_without_compilers) -> Reproduced:
     """`./inv reproduce` on the default recipe, on a host without a compiler."""
     out = tmp_path_factory.mktemp("runs")
     answer = subprocess.run(
-        [str(ROOT / "inv"), "reproduce", "--out", str(out)],
+        [str(ROOT / "inv"), "reproduce", "--out", str(out), "--port", str(free_port())],
         capture_output=True,
         text=True,
         check=False,

@@ -6,7 +6,6 @@ Everything that team two has came out of the bundle: its front door's environmen
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,17 +17,12 @@ import pytest
 
 from tests.bundles import test_key
 from tests.docker.registry import CONFIG
+from tests.ports import free_port
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 NOT_CARRIED = {".git", ".venv", ".venv.lock", ".venv.log", ".runs", "results", "tests", "__pycache__", ".hypothesis"}
 REACH = "import socket; socket.create_connection(('192.0.2.1', 443), timeout=3)"
 NAMESPACE = ["unshare", "--net", *([] if os.geteuid() == 0 else ["--map-root-user"])]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @dataclass(frozen=True)

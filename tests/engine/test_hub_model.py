@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 
 from tests.disturbed import failed
-from tests.engine.test_reproduce import free_port
 from tests.hub_model import COMMIT, REPO, door, fill_cache, hub_workshop
 from tests.ladders import FAMILY
+from tests.ports import free_port
 
 
 def test_a_repository_s_model_is_asked_for_step_by_step_and_then_measured_offline(tmp_path: Path):

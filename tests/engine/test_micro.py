@@ -16,7 +16,7 @@ from recipes.machine import machine_facts
 from recipes.schema import Proof
 from recipes.spec import serving_spec
 from tests.disturbed import failed
-from tests.engine.test_reproduce import free_port
+from tests.ports import free_port
 
 MENDED = """
 import sys; sys.path.insert(0, sys.argv[1])

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -30,12 +29,6 @@ PROMISED = {
     "verdict.json",
 }
 BOOT_FILES = {"argv.json", "env.json", "server.log.gz"}
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def test_the_default_recipe_ends_in_its_verdict_without_a_compiler(reproduced):
@@ -177,6 +170,7 @@ def test_ctrl_c_at_any_stage_keeps_the_run_and_ends_everything_within_ten_second
 
 SERVER = """
 import http.server, json, sys
+from tests.ports import free_port
 class Answers(http.server.BaseHTTPRequestHandler):
     posts = 0
     def do_GET(self):

@@ -6,7 +6,7 @@ from pathlib import Path
 from recipes.run.fetch import fetch
 from recipes.run.supervised import birth_of
 from tests.disturbed import until_timed
-from tests.engine.test_reproduce import free_port
+from tests.ports import free_port
 from tests.replay import LOADED, families
 
 

@@ -86,6 +86,11 @@ def test_wrong_usage_ends_with_2_and_says_what_to_do(inv, arguments, said):
     assert "Traceback" not in answer.stderr
 
 
+def test_without_a_task_the_tasks_are_listed(inv):
+    answer = inv()
+    assert answer.returncode == 0 and "reproduce" in answer.stdout and answer.stderr == ""
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -4,7 +4,6 @@ import json
 import os
 import resource
 import shutil
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -26,16 +25,11 @@ from recipes.bundle.source import Choice
 from recipes.bundle.write import Carried
 from recipes.load import LIBRARY, load_recipe
 from tests.bundles import BASE, files_of, library, test_key, tiny_bundle, tree
+from tests.ports import free_port
 from tests.runs import recipe, write_run
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 RUN = next((ROOT / "results/cpu-x86-64/micro").glob("*-micro-mtp1-1e8267"))
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @pytest.fixture(scope="module")

@@ -16,15 +16,10 @@ from recipes.run.process import refuse_taken_port, serve
 from recipes.run.supervised import interrupts_held, supervised
 from recipes.run.supervisor import descendants_of
 from recipes.spec import ServingSpec
+from tests.ports import free_port
 
 STUB = Path(__file__).parent.parent / "stub"
 ENGINE = Engine("stub", "0", Path(sys.executable), "stub")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def spec(behaviour: str, timeout_s: int = 20) -> ServingSpec:
