@@ -17,6 +17,7 @@ from bench.runfolder import seal_faults
 from recipes.load import load_recipe
 from recipes.run.supervisor import descendants_of
 from tests.disturbed import failed
+from tests.ports import free_port
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PROMISED = {
@@ -170,7 +171,6 @@ def test_ctrl_c_at_any_stage_keeps_the_run_and_ends_everything_within_ten_second
 
 SERVER = """
 import http.server, json, sys
-from tests.ports import free_port
 class Answers(http.server.BaseHTTPRequestHandler):
     posts = 0
     def do_GET(self):
