@@ -223,9 +223,11 @@ def incomparable(claim: Claim, evidence: Evidence) -> str | None:
         return f"a file of somebody's client names no machine, engine build, weights or settings{differs}"
     if claim.machine not in {"any", slug}:
         return f"the claim is of {claim.machine}, this machine is {slug}"
-    observed = manifest.model.files
+    model, observed = evidence.recipe.model, manifest.model.files
     if observed is None:
         return "the model's files were not recorded"
+    if not model.files and not model.revision:
+        return "which weights were served was not recorded: the recipe names neither their files nor a commit"
     differing = differing_files(evidence.recipe.model.files, observed)
     return f"not the claim's model: {', '.join(differing)} differ" if differing else None
 

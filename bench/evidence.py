@@ -1,5 +1,6 @@
 """Room bench: everything a verdict may rest on, read from a run folder alone."""
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -7,14 +8,15 @@ from pathlib import Path
 from typing import Annotated, TypeVar
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError, field_validator
 
 from bench.arrays import FILE, read_arrays
 from bench.counters import Counters, Series, as_series, difference
 from bench.quality.answers import answer_files, read_suites
-from bench.runfolder import is_number, read_json, read_packed, read_recipe, seal_faults, windows_of
+from bench.runfolder import SCHEMA, is_number, read_json, read_packed, read_recipe, seal_faults, windows_of
 from bench.telemetry.store import Telemetry, read_telemetry
 from images.errors import Problem, RunProblem
+from recipes.load import as_data
 from recipes.schema import Recipe, Text
 
 MAX_LOG_BYTES = 200_000_000  # a server's log, unpacked
@@ -83,7 +85,7 @@ class WindowLoad(Stored):
 class Manifest(Stored):
     """manifest.json: the run's fingerprint. `schema_` says what a run of its time recorded."""
 
-    schema_: int = Field(default=1, alias="schema", ge=1)
+    schema_: int = Field(alias="schema", ge=1)
     planned_windows: int
     engine: EngineRecord
     model: ModelRecord
@@ -92,6 +94,13 @@ class Manifest(Stored):
     imported: Imported | None = None
     load: list[WindowLoad] = []
     failure: Failure | None
+
+    @field_validator("schema_")
+    @classmethod
+    def _one_we_know(cls, value: int) -> int:
+        if value > SCHEMA:
+            raise ValueError(f"{value}, this version reads up to {SCHEMA}: the run was made by a newer one, take that")
+        return value
 
     @property
     def foreign(self) -> bool:
@@ -268,10 +277,17 @@ def _read(run: Path) -> Evidence:
         windows=[_read_window(boot, number, folder) for boot, number, folder in windows_of(run)],
         boots=[_read_boot(folder) for folder in sorted(boots, key=lambda folder: int(folder.name))],
         quality=read_suites(answers, recipe.quality.suites if recipe.quality else ()),
-        seal_faults=seal_faults(run),
+        seal_faults=[*seal_faults(run), *_claims_faults(run, recipe)],
         resolved=_stored(Resolved, resolved) if (resolved := run / "resolved.json").is_file() else None,
         answered_in={suite: file.relative_to(run).as_posix() for suite, file in answers.items()},
     )
+
+
+def _claims_faults(run: Path, recipe: Recipe) -> list[str]:
+    """Claims are judged as recipe.yaml has them: claims.json says the same, or one of them is not the run's."""
+    file = run / "claims.json"
+    same = not file.is_file() or read_json(file) == json.loads(json.dumps(as_data(recipe)["claims"]))
+    return [] if same else ["claims.json has other claims than recipe.yaml"]
 
 
 def _read_window(boot: int, number: int, folder: Path) -> Window:
@@ -293,15 +309,21 @@ def _series(record: CounterRecord | None, folder: Path) -> Series | None:
 
 
 def _read_boot(folder: Path) -> Boot:
-    log = folder / "server.log.gz"
-    text = read_packed(log, MAX_LOG_BYTES, "a server's log").decode(errors="replace") if log.is_file() else None
     argv, env = folder / "argv.json", folder / "env.json"
     return Boot(
         number=int(folder.name),
         argv=_stored(LiveRecord, argv) if argv.is_file() else None,
         env=_stored(LiveRecord, env) if env.is_file() else None,
-        log=text,
+        log=_read_log(folder / "server.log.gz"),
     )
+
+
+def _read_log(file: Path) -> str | None:
+    """A server's log; None for one that isn't there or is damaged, as a full disk leaves it: nothing is known of it."""
+    try:
+        return read_packed(file, MAX_LOG_BYTES, "a server's log").decode(errors="replace") if file.is_file() else None
+    except RunProblem:
+        return None
 
 
 def _stored(kind: type[Kind], file: Path) -> Kind:

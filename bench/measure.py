@@ -17,7 +17,7 @@ from bench.quality.answers import save_answers
 from bench.quality.runner import ask_suite
 from bench.quality.suites import suite_items
 from bench.record import Plan, Recorder, anonymous, environment_record, now, stored_measures
-from bench.runfolder import dump_json, new_run, seal, window_folder, write_recipe, write_text
+from bench.runfolder import dump_json, new_run, seal, window_folder, write_bytes, write_recipe, write_text
 from bench.watch import Watch
 from bench.window import Order, Target, measure_window
 from images.console import note, stage
@@ -121,8 +121,8 @@ def _target(plan: Plan, folder: Path, boot: int, recorder: Recorder) -> Iterator
         if log.exists():
             with interrupts_held(), suppress(OSError):  # on a full disk the rest of the run matters more
                 text = anonymous(log.read_text(errors="replace"), plan)
+                write_bytes(folder / "server.log.gz", gzip.compress(text.encode(), mtime=0))
                 log.unlink()
-                (folder / "server.log.gz").write_bytes(gzip.compress(text.encode(), mtime=0))
 
 
 def _serve(plan: Plan, log: Path, progress: Callable[[str], None]) -> AbstractContextManager[Server]:

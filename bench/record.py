@@ -8,17 +8,16 @@ from pathlib import Path
 
 from bench.ceilings import stored_ceiling
 from bench.clients import choose_clients
-from bench.ladder.proof import READ
 from bench.runfolder import SCHEMA, dump_json, write_text
 from images.build import Built
 from images.command import run as run_command
 from images.engine import Engine
 from images.index import cache_root
 from recipes.load import Loaded
-from recipes.model_files import observed_files
+from recipes.model_files import observed_files, told_files
 from recipes.rules import TABLE_VERSION
 from recipes.run.jit import FOLDERS
-from recipes.spec import CACHE_ENV, CACHE_IN_CONTAINER, Container, ServingSpec
+from recipes.spec import CACHE_ENV, CACHE_IN_CONTAINER, ENGINE_READS, Container, ServingSpec
 from recipes.weights import snapshot
 
 # Variables of images that say where something lies or which it is: nothing is steered by them.
@@ -81,7 +80,7 @@ class Recorder:
             "planned_windows": load.boots * load.windows if plan.load else 0,
             "tool": tool_version(),
             "engine": {**_engine_record(plan), "answered": []},
-            "model": {"files": None if plan.url else observed_files(plan.loaded, plan.weights)},
+            "model": _model_record(plan),
             "rules": TABLE_VERSION,
             "seed": load.seed,
             "url": plan.url,
@@ -143,6 +142,14 @@ def _engine_record(plan: Plan) -> dict:
     }
 
 
+def _model_record(plan: Plan) -> dict:
+    """The model's files by sha256; of a hub's commit also what the cache, where it is here, says of its files."""
+    if plan.url:
+        return {"files": None}
+    told = told_files(plan.weights) if plan.weights else {}
+    return {"files": observed_files(plan.loaded, plan.weights), **({"told": told} if told else {})}
+
+
 def tool_version() -> dict:
     """Which version of this repository made the run: commit, and whether tracked files were changed."""
     git = ["git", "-C", str(REPOSITORY)]
@@ -182,7 +189,7 @@ def environment_record(spec: ServingSpec, live: dict[str, str], image: Mapping[s
     """
     own = {*spec.env, *CACHE_ENV, *FOLDERS, *DESCRIBES, spec.api_key_env}
     own |= {name for name, value in (image or {}).items() if live.get(name) == value}
-    undeclared = sorted(name for name in live if READ.fullmatch(name) and name not in own)
+    undeclared = sorted(name for name in live if ENGINE_READS.fullmatch(name) and name not in own)
     return {
         "rendered": spec.env,
         "live": {name: live.get(name) for name in spec.env},

@@ -89,10 +89,30 @@ class Runtime(Part):
     user: int = Field(default=1000, ge=1, description="containers: uid and gid the engine runs as, never root")
 
 
-class Waiver(Part):
-    """A guard that doesn't apply to this recipe, and why."""
+# Guards that a recipe can have a reason to fail. What a run is, and whether it is whole, no recipe can waive.
+Waivable = Literal[
+    "acceptance",
+    "client_saturation",
+    "cold_engine",
+    "degenerate_text",
+    "dispatch_delay",
+    "gpu_alone",
+    "little",
+    "peak",
+    "power_cap",
+    "preemptions",
+    "prefix_hits",
+    "running",
+    "straggler",
+    "telemetry_gaps",
+    "throttle",
+]
 
-    guard: Text
+
+class Waiver(Part):
+    """A guard that doesn't apply to this recipe, and why. Only a recipe whose figures are synthetic may have one."""
+
+    guard: Waivable
     reason: Text
 
 
@@ -184,6 +204,13 @@ class Recipe(Part):
     def _no_hidden_zero(self) -> Self:
         if "\\u0000" in self.model_dump_json():
             raise ValueError("a text holds a zero byte, which no command line can carry")
+        return self
+
+    @model_validator(mode="after")
+    def _only_synthetic_figures_are_excused(self) -> Self:
+        if self.proof.waive and self.status != "synthetic":
+            named = ", ".join(waiver.guard for waiver in self.proof.waive)
+            raise ValueError(f"proof.waive ({named}): only a recipe with status: synthetic may waive a guard")
         return self
 
     @model_validator(mode="after")

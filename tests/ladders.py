@@ -50,6 +50,7 @@ def base(env: dict[str, str] | None = None, without: tuple[str, ...] = ()) -> di
         "schema": 1,
         "id": f"{FAMILY}/base",
         "title": "the reference engine",
+        "status": "synthetic",
         "engine": {
             "image": "cpu",
             "version": "0.32.0",

@@ -12,7 +12,9 @@ from bench.runfolder import SCHEMA, dump_json, dump_rows, seal, window_folder, w
 from bench.telemetry.devices import GPU_ARRAYS, NvmlDevice
 from bench.telemetry.sampler import gpu_record
 from bench.telemetry.store import Telemetry, save_telemetry
+from recipes.load import Loaded
 from recipes.schema import Recipe
+from recipes.spec import serving_spec
 
 MODEL_FILES = {"model.safetensors": "a" * 64, "tokenizer.json": "b" * 64}
 
@@ -209,9 +211,10 @@ def write_run(
     for number, windows in enumerate(boots, start=1):
         folder = run / "boots" / str(number)
         folder.mkdir(parents=True)
-        argv = ["python", "serve"]
+        argv = ["python", *serving_spec(Loaded(subject, Path(), {})).argv]
+        env = {**subject.engine.env, "A": "1"}
         write_text(folder / "argv.json", dump_json({"rendered": argv, "live": live_argv or argv}))
-        write_text(folder / "env.json", dump_json({"rendered": {"A": "1"}, "live": {"A": "1"}}))
+        write_text(folder / "env.json", dump_json({"rendered": env, "live": env}))
         (folder / "server.log.gz").write_bytes(gzip.compress(log.encode(), mtime=0))
         for position, arrays in enumerate(windows, start=1):
             folder = window_folder(run, number, position)

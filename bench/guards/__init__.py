@@ -1,7 +1,7 @@
 """Room bench: what voids a number. One guard a cause, each with observed value, limit, unit and source.
 
-Every guard has the schema of runs it belongs to: a run is asked what its own schema promised to record, so
-that an old run's verdict stays what it was.
+Every guard has the schema of runs it belongs to: a run is asked what its own schema promised to record, and is not
+void for want of what nobody recorded then.
 """
 
 from collections.abc import Callable, Iterator

@@ -29,11 +29,12 @@ def cold_engine(evidence: Evidence) -> Iterator[Guard]:
     first token: five times the median TTFT); the median gap between chunks in the first fifth of the window is
     a quarter longer than in the rest.
     """
-    found = []
+    found, logged = [], {boot.number for boot in evidence.boots if boot.log is not None}
     for window in evidence.windows:
         name = f"boot {window.boot} window {window.number}"
         found += [f"{name}: {sign}" for sign in (*_logged(evidence, window), *_paused(window), *_slow_head(window))]
-    ok = None if not evidence.windows else not found
+    unlogged = not evidence.manifest.foreign and {window.boot for window in evidence.windows} - logged
+    ok = False if found else None if unlogged or not evidence.windows else True
     said = "; ".join(found[:3]) or ("warm" if ok else None)
     yield Guard("cold_engine", ok, said, "warm", "", "server log, load client", scope="timing")
 

@@ -37,8 +37,8 @@ def client_saturation(evidence: Evidence) -> Iterator[Guard]:
 
 
 def telemetry_gaps(evidence: Evidence) -> Iterator[Guard]:
-    """Telemetry was taken all through the window. A window without any, beside others that have it, is a gap."""
-    watched = any(window.telemetry is not None for window in evidence.windows)
+    """Telemetry was taken all through the window. A window without any is a gap, but in an imported file."""
+    watched = evidence.manifest.imported is None
 
     def share(window: Window) -> float | None:
         if watched and window.telemetry is None:

@@ -96,9 +96,9 @@ def counter_gaps(evidence: Evidence) -> Iterator[Guard]:
     """The server's counters could be read all through the window, at its end too.
 
     A last look that is missing voids the run: nothing was counted. Gaps before it void what was timed. A window
-    without any look, beside others that have them, is a gap too.
+    without any look is a gap too; only somebody else's server may have nothing to look at.
     """
-    watched = any(window.series is not None for window in evidence.windows)
+    watched = not evidence.manifest.foreign or any(window.series is not None for window in evidence.windows)
 
     def share(window: Window) -> float | None:
         bounds = span(window)
@@ -184,7 +184,7 @@ def peak(evidence: Evidence) -> Iterator[Guard]:
 def running(evidence: Evidence) -> Iterator[Guard]:
     """The server had all streams at work at once: else they queued for its memory, and fewer were measured than said.
 
-    The most that it ran at any look in the steady part of a window; `max-num-seqs` below the streams is a choice.
+    The most that it ran at any look within a window; `max-num-seqs` below the streams is a choice.
     """
     wanted = streams_at_once(evidence.recipe)
 

@@ -8,15 +8,12 @@ from bench.evidence import Evidence, Settings
 from bench.guards import Guard
 from images.declaration import declaration
 from recipes.compare import RESOLVED, overridden
+from recipes.spec import ENGINE_READS
 
 MAMBA_LOG = re.compile(r"Using (\w+) Mamba SSU backend")
 API_SERVER = re.compile(r"\((APIServer|ApiServer_\d+) pid=")  # how the only one begins its lines, and each of several
 STATE_RESET = "Reset SSM cache type to float32"
 UNKNOWN_VARIABLE = "Unknown vLLM environment variable detected: "
-# Variables that something in an engine's process is known to read: vLLM says itself which of its own it doesn't.
-READ = re.compile(
-    r"VLLM_\w+|(OMP|MKL|OPENBLAS|KMP|CUDA|NCCL|TORCH|TORCHINDUCTOR|PYTORCH|TRITON|FLASHINFER)_\w+|MALLOC_\w+"
-)
 LIVE_GUARDS = ("live_argv", "live_env", "log_proof", "engine_version", "image_digest")
 AUTO = "auto"  # the engine is to choose: whatever it chooses is no override
 UNTOLD = "the engine's configuration doesn't tell of it"
@@ -99,7 +96,7 @@ def _variable(key: str, evidence: Evidence, before: Settings, after: Settings) -
     said = f"{was} → {wanted}; the engine's process has {', '.join(sorted({str(each) for each in live})) or 'not told'}"
     if ok and _logged(evidence, UNKNOWN_VARIABLE + name):
         return Proof(key, False, f"{said}; but the log says: {UNKNOWN_VARIABLE}{name}")
-    if ok and not READ.fullmatch(name) and not _line_named(evidence):
+    if ok and not ENGINE_READS.fullmatch(name) and not _line_named(evidence):
         return Proof(key, None, f"{said}; nothing shows that it reads it: {NAME_A_LINE}")
     return Proof(key, ok, said)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 from rich.console import Console
 
 from bench.continuity import host_identity
@@ -19,6 +20,7 @@ from bench.report.remedies import REMEDIES
 from bench.report.text import print_verdict
 from bench.runfolder import dump_json, seal, window_folder
 from bench.verdict import judge
+from images.errors import RunProblem
 from recipes.run.jit import FOLDERS
 from recipes.spec import CACHE_ENV, ServingSpec
 from tests.runs import GOOD_GPU, claim, closed_loop, counters, recipe, telemetry, write_run
@@ -220,16 +222,108 @@ def test_compiling_that_the_log_tells_of_counts_inside_the_window_only(tmp_path:
         assert ok or "1 lines of the log" in found.observed
 
 
-def test_without_telemetry_or_course_their_guards_cannot_check_and_nothing_is_made_up(tmp_path: Path):
+def test_a_window_of_ours_without_telemetry_or_course_is_no_timing_and_nothing_is_made_up(tmp_path: Path):
     run = write_run(tmp_path / "run", recipe(), counted={**counters(recipe()), "series": None, "host": None})
     (window_folder(run, 1, 1) / "telemetry.npz").unlink()
     seal(run)
     found = run_guards(read_evidence(run))
     unsure = {guard.id: guard.observed for guard in found if guard.ok is None}
-    assert unsure == dict.fromkeys(
-        ("uninterrupted", "counter_gaps", "peak", "running", "client_saturation", "telemetry_gaps"), None
-    )
-    assert not roots(found)
+    assert unsure == dict.fromkeys(("uninterrupted", "peak", "running", "client_saturation"), None)
+    assert {(root.id, root.scope) for root in roots(found)} == {
+        ("counter_gaps", "timing"),
+        ("telemetry_gaps", "timing"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("files", "voided"),
+    [
+        (["counters.json"], {"counter_gaps"}),
+        (["telemetry.npz"], {"telemetry_gaps"}),
+        (["../server.log.gz"], {"log_proof"}),
+    ],
+    ids=["no counters", "no telemetry", "no log"],
+)
+def test_a_rate_is_not_confirmed_by_boots_that_recorded_nothing_of_the_server(tmp_path: Path, files, voided):
+    subject = recipe(benchmark={"boots": 3}, proof={"must_log": ["a server log"]})
+    run = write_run(tmp_path / "run", subject)
+    for boot in (1, 2, 3):
+        for file in files:
+            (window_folder(run, boot, 1) / file).resolve().unlink()
+    seal(run)
+    assert {root.id for root in roots(run_guards(read_evidence(run)))} == voided
+
+
+def test_a_damaged_log_is_no_log_and_no_sign_of_a_warm_engine(tmp_path: Path):
+    run = write_run(tmp_path / "run", recipe(proof={"must_log": ["a server log"]}))
+    log = run / "boots/1/server.log.gz"
+    log.write_bytes(log.read_bytes()[:12])
+    seal(run)
+    found = {guard.id: guard for guard in run_guards(read_evidence(run))}
+    assert (found["log_proof"].ok, found["log_proof"].observed) == (False, "boot 1 has no log")
+    assert found["cold_engine"].ok is None
+
+
+def other_flags(run: Path) -> None:
+    file = run / "recipe.yaml"
+    text = file.read_text()
+    assert "flags: {}" in text
+    file.write_text(text.replace("flags: {}", "flags: {enforce-eager: true}"))
+
+
+def other_variables(run: Path) -> None:
+    file = run / "recipe.yaml"
+    file.write_text(file.read_text().replace("env: {}", "env: {OMP_NUM_THREADS: '1'}", 1))
+
+
+def other_claims(run: Path) -> None:
+    (run / "claims.json").write_text("[]")
+
+
+def unknown_host(run: Path) -> None:
+    file = window_folder(run, 1, 1) / "counters.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "host": {"boot": None, "dockerd": None}}))
+
+
+@pytest.mark.parametrize(
+    ("change", "guard", "ok"),
+    [
+        (other_flags, "live_argv", False),
+        (other_variables, "live_env", False),
+        (other_claims, "seal", False),
+        (unknown_host, "uninterrupted", None),
+    ],
+)
+def test_what_ran_is_held_against_the_run_s_own_recipe(tmp_path: Path, change, guard: str, ok: bool | None):
+    subject = recipe(claims=[claim("acceptance_length", 1.8, 0.1)])
+    run = write_run(tmp_path / "run", subject, counted=counters(subject, 80, 100))
+    assert {each.id: each.ok for each in run_guards(read_evidence(run))}[guard] is True
+    change(run)
+    seal(run)
+    assert {each.id: each.ok for each in run_guards(read_evidence(run))}[guard] is ok
+
+
+def test_a_run_of_a_newer_version_is_refused_and_one_of_no_version_too(tmp_path: Path):
+    for name, schema, said in (("newer", 99, "made by a newer one"), ("none", None, "manifest.json: schema")):
+        run = write_run(tmp_path / name, recipe(), manifest={"schema": schema} if schema else {})
+        if schema is None:
+            file = run / "manifest.json"
+            file.write_text(
+                json.dumps({key: value for key, value in json.loads(file.read_text()).items() if key != "schema"})
+            )
+        with pytest.raises(RunProblem, match=said):
+            read_evidence(run)
+
+
+@pytest.mark.parametrize("guard", ["seal", "finished", "log_proof", "live_argv", "stragler"])
+def test_what_a_run_is_and_whether_it_is_whole_cannot_be_waived(guard: str):
+    with pytest.raises(ValidationError, match="guard"):
+        recipe(status="synthetic", proof={"waive": [{"guard": guard, "reason": "a test"}]})
+
+
+def test_only_a_synthetic_recipe_waives_a_guard():
+    with pytest.raises(ValidationError, match="only a recipe with status: synthetic may waive"):
+        recipe(proof={"waive": [{"guard": "straggler", "reason": "a test"}]})
 
 
 def test_a_run_of_the_first_schema_is_asked_what_it_was_asked_then(tmp_path: Path):
@@ -290,10 +384,10 @@ def test_a_course_with_gaps_leaves_what_first_and_last_look_count_and_without_a_
 
 
 def test_a_waived_cause_explains_nothing(tmp_path: Path):
-    broken = {**GOOD, "error": np.asarray(["refused"] + [""] * 79, np.str_)}
-    waive = {"waive": [{"guard": "completed", "reason": "a test"}]}
-    for proof, named in (({}, ["completed"]), (waive, ["client_errors"])):
-        run = write_run(tmp_path / named[0], recipe(proof=proof), boots=[[broken]])
+    waive = {"waive": [{"guard": "peak", "reason": "a test"}]}
+    for proof, named in (({}, ["peak"]), (waive, ["little"])):
+        subject = recipe(proof=proof, status="synthetic")
+        run = write_run(tmp_path / named[0], subject, boots=[[scaled(0.9)]], counted=counters(recipe()))
         assert [root.id for root in roots(run_guards(read_evidence(run)))] == named
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from recipes.model_files import told_files
 from tests.ansible_module import load
 from tests.hub import REPO, REVISION, Hub, sha256
 
@@ -327,3 +328,17 @@ def test_the_hub_s_own_library_finds_the_model_by_its_name_offline(hub, cache):
     argv = [sys.executable, "-c", question, REPO, REVISION]
     answer = subprocess.run(argv, env=env, capture_output=True, text=True, check=True)
     assert Path(answer.stdout.strip()).resolve() == finished(cache).resolve()
+
+
+def test_what_a_cache_knows_of_its_files_is_told_and_of_a_changed_one_it_is_not(hub: Hub, cache: Path, tmp_path: Path):
+    bring(cache, hub.url)
+    folder = finished(cache)
+    (link,) = (cache / "huggingface/hub").rglob(f"snapshots/{REVISION}")
+    assert told_files(link) == HASHES
+    (folder / FIRST).chmod(0o644)
+    (folder / FIRST).write_bytes(b"something else")
+    assert told_files(link).keys() == HASHES.keys() - {FIRST}
+    hubs = tmp_path / "snapshots" / REVISION
+    hubs.mkdir(parents=True)
+    (hubs / FIRST).symlink_to(f"../../blobs/{HASHES[FIRST]}")
+    assert told_files(hubs) == {FIRST: HASHES[FIRST]} and told_files(tmp_path / "none") == {}

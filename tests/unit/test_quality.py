@@ -104,15 +104,20 @@ def exact_claim(published: float) -> dict:
     }
 
 
+def answered(seed: int) -> list[dict]:
+    """All items of the suite of a seed, ten a task, with the right answers."""
+    items = suite_items("micro-tasks", seed, 10)
+    return [
+        {"id": i.id, "task": i.task, "prompt": i.prompt, "expected": i.expected, "got": i.expected, "exact": True}
+        for i in items
+    ]
+
+
 @pytest.mark.parametrize(("wrong", "state"), [(0, "REPRODUCED"), (3, "NOT_REPRODUCED")])
 def test_exact_match_is_judged_from_the_kept_answers(tmp_path, wrong, state):
     quality = {"suites": ["micro-tasks"], "items": 10, "seed": 3}
     run = write_run(tmp_path / "run", recipe(quality=quality, claims=[exact_claim(1.0)]), sealed=False)
-    items = suite_items("micro-tasks", 3, 10)
-    kept = [
-        {"id": i.id, "task": i.task, "prompt": i.prompt, "expected": i.expected, "got": i.expected, "exact": True}
-        for i in items
-    ]
+    kept = answered(3)
     for answer in [answer for answer in kept if answer["task"] == "add"][:wrong]:
         answer["got"] = "no"  # `exact` in the file still says True: it isn't believed
     save_answers(run, "micro-tasks", kept)
@@ -130,3 +135,16 @@ def test_a_suite_with_missing_answers_voids_the_run(tmp_path):
     verdict = judge(read_evidence(run))
     assert verdict["state"] == "INVALID"
     assert [guard["id"] for guard in verdict["guards"] if guard["ok"] is False] == ["quality_complete"]
+
+
+def test_answers_to_other_questions_of_the_same_names_void_the_run(tmp_path):
+    quality = {"suites": ["micro-tasks"], "items": 10, "seed": 3}
+    run = write_run(tmp_path / "run", recipe(quality=quality, claims=[exact_claim(1.0)]), sealed=False)
+    easier = {"prompt": "add 1 1>", "expected": "2", "got": "2"}
+    for kept in (answered(4), [{**each, **easier} if each["task"] == "add" else each for each in answered(3)]):
+        save_answers(run, "micro-tasks", kept)
+        seal(run)
+        verdict = judge(read_evidence(run))
+        (found,) = [guard for guard in verdict["guards"] if guard["ok"] is False]
+        assert found["id"] == "quality_complete" and "of them other than the recipe's" in found["observed"]
+        assert verdict["state"] == "INVALID"

@@ -171,7 +171,7 @@ def test_one_boot_has_no_interval_and_says_so(tmp_path: Path):
 def test_whole_run_and_steady_state_have_to_agree(tmp_path: Path):
     claims = [claim("output_tok_s", 1000, 30, "cpu-x86-64")]
     waive = {"waive": [{"guard": "straggler", "reason": "the test's ramp is one"}]}
-    subject = recipe(claims=claims, benchmark={**LONG, "boots": 3}, proof=waive)
+    subject = recipe(claims=claims, benchmark={**LONG, "boots": 3}, proof=waive, status="synthetic")
     verdict = judged_rates(tmp_path / "run", boots_at(1000.0, 1001.0, 1002.0, ramp=0.08), subject)
     row = verdict["claims"][0]
     assert verdict["output_tok_s"]["whole"] < 940 and verdict["output_tok_s"]["steady"] > 999
@@ -184,7 +184,8 @@ def test_without_a_steady_window_a_rate_is_not_judged_and_the_reason_is_given(tm
     boots = [[closed_loop(7, 80, 32, 0.01)]] * 3
     claims = [claim("output_tok_s", 560, 30, "cpu-x86-64")]
     waived = {"waive": [{"guard": "running", "reason": "seven of eight streams is what this is about"}]}
-    verdict = judged_rates(tmp_path / "run", boots, recipe(claims=claims, benchmark={"boots": 3}, proof=waived))
+    subject = recipe(claims=claims, benchmark={"boots": 3}, proof=waived, status="synthetic")
+    verdict = judged_rates(tmp_path / "run", boots, subject)
     assert verdict["state"] == "INCONCLUSIVE"
     said = "no steady window: boot 1 window 1: never 8 of 8 streams in flight at once, 7 at most"
     assert said in verdict["claims"][0]["reason"]
@@ -313,7 +314,8 @@ def test_the_worst_judged_claim_decides_and_unjudged_claims_do_not(tmp_path: Pat
 
 def test_a_waived_guard_is_shown_and_does_not_void(tmp_path: Path):
     waive = {"waive": [{"guard": "preemptions", "reason": "memory is short on purpose"}]}
-    run = write_run(tmp_path / "run", recipe(proof=waive), counted=spoiled_counters("num_preemptions_total", 2))
+    subject = recipe(proof=waive, status="synthetic")
+    run = write_run(tmp_path / "run", subject, counted=spoiled_counters("num_preemptions_total", 2))
     verdict = judge(read_evidence(run))
     assert verdict["state"] == "MEASURED"
     waived = [guard for guard in verdict["guards"] if guard["waived"]]
@@ -331,7 +333,7 @@ def test_the_log_proof_names_what_the_log_lacks(tmp_path: Path):
 def test_a_boot_without_a_log_keeps_the_log_proof_from_passing_and_is_named(tmp_path: Path):
     subject = recipe(proof={"must_log": ["as meant"]}, benchmark={**LONG, "boots": 3})
     for log, ok, said in (
-        ("as meant", None, "boot 2 has no log; boot 3 has no log"),
+        ("as meant", False, "boot 2 has no log; boot 3 has no log"),
         ("otherwise", False, "boot 1 lacks 'as meant'; boot 2 has no log; boot 3 has no log"),
     ):
         run = write_run(tmp_path / log, subject, boots=boots_at(999, 1000, 1001), log=log)
