@@ -97,7 +97,8 @@ def print_difference(first: str, second: str, as_json: bool) -> None:
 def print_ladder(name: str, as_json: bool) -> None:
     """Print a family's ladder: what each rung changes, what was published, what could make it a no-op."""
     family = name.split("/", maxsplit=1)[0]
-    rows, beside = ladder_rows(family, machine_facts()), beside_rows(family)
+    own = site_for_a_look()
+    rows, beside = ladder_rows(family, machine_facts(), own), beside_rows(family, own)
     if as_json:
         emit_json({"family": family, "rungs": rows, "beside": beside})
         return

@@ -103,15 +103,16 @@ def difference(first: str, second: str) -> dict:
     }
 
 
-def ladder_rows(family: str, facts: dict) -> list[dict]:
+def ladder_rows(family: str, facts: dict, own: OwnSite | None = None) -> list[dict]:
     """A family's ladder, rung by rung: delta in argv/env terms, published figure and step, applies, no-op risks.
 
-    The delta is against the rung that it extends, the step against the last rung that has a published figure.
+    The delta is against the rung that it extends, the step against the last rung that has a published figure. `own`:
+    what was said once of this machine, if somebody has read it already.
     """
     rows = []
     last_published: float | None = None
     last_rung: str | None = None
-    rungs, own = load_ladder(family).rungs, site_for_a_look()
+    rungs, own = load_ladder(family).rungs, own or site_for_a_look()
     for rung in rungs:
         loaded = load_recipe(f"{family}/{rung}", own=own)
         previous = _extended(loaded, {f"{family}/{each}" for each in rungs}, own)
@@ -136,9 +137,9 @@ def ladder_rows(family: str, facts: dict) -> list[dict]:
     return rows
 
 
-def beside_rows(family: str) -> list[dict]:
+def beside_rows(family: str, own: OwnSite) -> list[dict]:
     """A family's recipes that are no rung of its ladder: {rung, title, on, delta}, the delta against `on`."""
-    rungs, own = load_ladder(family).rungs, site_for_a_look()
+    rungs = load_ladder(family).rungs
     ids = [recipe_id for recipe_id in recipe_ids() if recipe_id.startswith(f"{family}/")]
     rows = []
     for recipe_id in ids:

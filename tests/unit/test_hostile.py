@@ -105,10 +105,7 @@ def test_arrays_nobody_asked_for_are_not_even_unpacked(tmp_path: Path):
 def test_a_log_that_unpacks_to_more_than_a_log_has_is_not_unpacked_whole(tmp_path: Path, monkeypatch):
     monkeypatch.setattr("bench.evidence.MAX_LOG_BYTES", 1000)
     run = write_run(tmp_path / "run", recipe(), log="x" * 1001)
-    with pytest.raises(
-        RunProblem, match=r"server\.log\.gz: more than 1000 bytes, the most that is read of a server's log"
-    ):
-        read_evidence(run)
+    assert read_evidence(run).boots[0].log is None, "what can't be read proves nothing"
 
 
 def test_a_client_s_result_may_be_larger_than_a_run_s_own_files_and_not_without_end(tmp_path: Path, monkeypatch):

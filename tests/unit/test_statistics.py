@@ -116,7 +116,7 @@ def evidence(floor: float) -> Evidence:
         "metrics": {"output_tok_s": {"relative": floor / PUBLISHED, "relative_sd": 0.0}},
     }  # fmt: skip
     engine = EngineRecord(identity="e")
-    manifest = Manifest(planned_windows=1, engine=engine, model=ModelRecord(), failure=None)
+    manifest = Manifest(schema=2, planned_windows=1, engine=engine, model=ModelRecord(), failure=None)
     machine = Machine.model_validate({"slug": "m", "noise_floor": noise})
     return Evidence(recipe(), manifest, machine, [], [], {}, [])
 
