@@ -378,3 +378,13 @@ class TestFirstContact:
         assert answer.returncode == 1
         assert f"{own} is in {stale}, which is to be made anew" in answer.stderr
         assert Path(own).exists(), "nothing was deleted"
+
+    def test_a_python_that_was_upgraded_under_the_environment_has_it_made_anew(self, stale, clone, programs):
+        shutil.copy(clone / "pins.txt", stale / "pins.txt")
+        (stale / "bin" / "python").unlink()
+        bare = Path(sys.base_prefix) / "bin" / "python3"
+        self.fake(stale / "bin", "python", f'exec {bare} -S "$@"')  # it starts, and finds no package
+        (programs / "python3").symlink_to(sys.executable)
+        answer = self.run(clone, programs)
+        assert (answer.returncode, answer.stdout) == (0, "ran\n"), answer.stderr
+        assert os.readlink(stale / "bin" / "python") == str(programs / "python3")
