@@ -335,7 +335,7 @@ def host(root: Path, programs: Programs, folders: list[str]) -> dict:
         "listening": listening_ports(root),
         "clock_synchronised": {"yes": True, "no": False}.get(clock),
         "reboot": lines_of(root / "run/reboot-required.pkgs") if (root / "run/reboot-required").exists() else None,
-        "init": read(root / "proc/1/comm"),
+        "init": "systemd" if (root / "run/systemd/system").is_dir() else read(root / "proc/1/comm"),
         "services": services(programs, "is-enabled"),
         "active": [name for name, state in services(programs, "is-active").items() if state == "active"],
         "apt_sources": apt_sources(root),
