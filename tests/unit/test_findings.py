@@ -335,5 +335,7 @@ def test_a_plain_gpu_host_may_have_any_page_size_and_name(station, wrong):
 def test_an_unknown_profile_or_value_is_refused_with_the_choices(station, facts):
     with pytest.raises(ValueError, match="dgx-station, cuda, cpu"):
         judge.findings(facts(station), WHERE, profile="spark")
+    with pytest.raises(ValueError, match='toolkit_min is 1.2; wanted text, "1.20"'):
+        judge.findings(facts(station), WHERE, wanted={"toolkit_min": 1.20})
     with pytest.raises(ValueError, match="weights_gb"):
         judge.findings(facts(station), WHERE, wanted={"weights": 3})
