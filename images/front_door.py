@@ -15,6 +15,11 @@ from invoke.parser import Argument
 
 from images.errors import Problem, nearest
 
+# Invoke's own options that do something here. The others are about its way to run a command, which no task uses:
+# of `--dry` a user would expect that nothing is changed.
+KEPT = {"complete", "debug", "help", "list", "list-depth", "list-format", "print-completion-script", "version"}
+KEPT |= {"write-pyc"}
+
 
 class NobodysConfig(Config):
     """Invoke's configuration under a name of our own: a user's ~/.invoke.py is theirs, not ours to run."""
@@ -24,6 +29,20 @@ class NobodysConfig(Config):
 
 class FrontDoor(Program):
     """Invoke's program with the project's exit codes: wrong usage is 2, a problem is one message."""
+
+    def __init__(self, *, namespace: Collection, **told):
+        super().__init__(namespace=namespace, **told)
+        for name in namespace.task_names:  # Invoke's letters would mean another option from task to task
+            namespace[name].auto_shortflags = False
+
+    def core_args(self):
+        """Invoke's own options, those of KEPT."""
+        return [option for option in super().core_args() if option.name in KEPT]
+
+    def update_config(self, merge=True):
+        """Take no setting from the command line or the environment: there is no option for one."""
+        if merge:
+            self.config.merge()
 
     def parse_core(self, argv):
         """Parse; a mistake ends with status 2 and the nearest task's name."""
@@ -35,6 +54,19 @@ class FrontDoor(Program):
     def parse_tasks(self):
         """Parse; a mistake ends with status 2 and the nearest task's name."""
         self._as_usage(super().parse_tasks)
+        for option in (option for task in self.tasks for option in task.args.values()):
+            self._refuse_nothing(option)
+            if option.positional and re.match("-.", str(option.value)):  # Invoke takes an option it doesn't know for it
+                raise Exit(self._complaint(f"No idea what '{option.value}' is", self.argv[1:]), code=2)
+
+    def _refuse_nothing(self, option: Argument) -> None:
+        """An empty value, such as of an unset variable, is no wish for the default; nor is 0 where 0 stands for it."""
+        if any(str(value).strip() == "" for value in _given(option)):
+            name = option.name.upper() if option.positional else _spelt(option.name)
+            way_out = "" if option.positional else ", or leave it out"
+            raise Exit(f"{name} is empty; was a shell's variable not set? Give it a value{way_out}.", code=2)
+        if option.kind is int and option.default == 0 and _given(option) == [0]:
+            raise Exit(f"{_spelt(option.name)} wants 1 or more, not 0; leave it out for the default.", code=2)
 
     def parse_cleanup(self):
         """Answer --help and --list."""
@@ -59,13 +91,12 @@ class FrontDoor(Program):
                 raise Exit(f"-h is --help, and takes no value: a host is named with --host, {meant}", code=2)
 
     def _options(self, given: list[str]) -> dict[str, Argument]:
-        """By how it is written, --port or -p, each option of the task that the command line begins with."""
+        """By how it is written, such as --port, each option of the task that the command line begins with."""
         if not given or given[0] not in self.namespace.task_names:
             return {}
         task = copy(self.namespace[given[0]])
         task.help = dict(task.help)  # asking for a task's arguments takes its help away
-        spelt = lambda name: f"-{name}" if len(name) == 1 else f"--{name.replace('_', '-')}"  # noqa: E731
-        return {spelt(name): option for option in task.get_arguments() for name in option.names}
+        return {_spelt(name): option for option in task.get_arguments() for name in option.names}
 
     def _refuse_empty_lists(self, given: list[str]) -> None:
         """An option that may be repeated and has no value: Invoke would take it for one that isn't there."""
@@ -90,6 +121,10 @@ class FrontDoor(Program):
         if not unknown:
             return f"{_in_our_words(message)}. `./inv {given[0] if options else 'TASK'} --help` explains a task."
         word = unknown[1]
+        before = given[given.index(word) - 1] if options and word in given else ""
+        flags = {*options, *(f"--no-{name.lstrip('-')}" for name in options), *self.initial_context.flags}
+        if re.match("-.", before) and before not in flags:
+            word = before  # the word behind it is its value, very likely
         said, known, where = f"there is no task {word!r}", list(self.namespace.task_names), "--list"
         if word.startswith("-"):
             about = f"{given[0]} " if options else ""
@@ -122,6 +157,18 @@ class FrontDoor(Program):
         except OSError as error:  # a full disk, a folder that is read-only: nothing that a traceback would explain
             where = f"{error.filename}: " if error.filename else ""
             raise Exit(f"✘ {where}{error.strerror or error}", code=1) from None
+
+
+def _spelt(name: str) -> str:
+    """An option's name as it is written: --port, or -k."""
+    return f"-{name}" if len(name) == 1 else f"--{name.replace('_', '-')}"
+
+
+def _given(option: Argument) -> list:
+    """The values that a command line gives an option; empty where it doesn't name it."""
+    if option.kind is list:
+        return option.value
+    return [] if option.raw_value is None else [option.value]
 
 
 def _with_next(words: list[str], last: str) -> Iterator[tuple[str, str]]:

@@ -9,9 +9,9 @@ import re
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import Field, StringConstraints
+from pydantic import Field, StringConstraints, ValidationError
 
 from images.declaration import Digest, Repository
 from images.errors import BundleProblem, UsageProblem, nearest
@@ -36,6 +36,31 @@ class Site(Part):
     cache: Folder | None = Field(default=None, description="host folder that rendered files mount as the cache")
     image: Digest | None = Field(default=None, description="id of the engine's image in this machine's Docker engine")
     mirrors: list[Repository] = Field(default=[], description="repositories to ask for the engine's image first")
+
+
+# How each value of a site is given on a command line: by which option, and what that wants.
+OPTIONS = {
+    "port": ("--port", "a port from 1024 to 65535"),
+    "gpu": ("--gpu", "the UUID of a GPU, GPU-…, as nvidia-smi -L tells it"),
+    "cache": ("--cache", "an absolute folder, /…"),
+    "mirrors": ("--mirror", "a registry's repository, HOST/NAME in small letters, without a tag"),
+    "images": ("--image", "ENGINE=sha256:… with 64 hex digits"),
+    "revisions": ("--model-revision", "OWNER/NAME=… with the commit's 40 hex digits"),
+}
+
+
+def from_options(kind: type[Part], said: dict) -> Any:
+    """A site, of whichever kind, as options have it. Raises UsageProblem naming each wrong option and its wish."""
+    try:
+        return kind.model_validate(said)
+    except ValidationError as errors:
+        wrong = [(error["loc"], error["input"]) for error in errors.errors(include_url=False)]
+    lines = []
+    for (key, *inside), value in wrong:
+        option, wanted = OPTIONS[str(key)]
+        named = f"{inside[0]}=" if inside and isinstance(inside[0], str) else ""
+        lines.append(f"{option} {named}{value}: wanted {wanted}")
+    raise UsageProblem("\n".join(dict.fromkeys(lines)))
 
 
 class Record(Part):

@@ -181,21 +181,33 @@ def _setting(text: str) -> tuple[str, object]:
             f"--set {name}=…: a secret on a command line is seen by every user of this machine, and kept by the shell. "
             f"Give it by {secret.get(name) or ask} in the environment, or by a vault"
         )
+    return name, value if declared().get(name, {}).get("type") in {"str", "path"} else _value(value)
+
+
+def _value(text: str) -> object:
+    """A list, a mapping, true, false or a whole number; anything else is text: as a number 1.20 would be 1.2."""
+    if not re.fullmatch(r"[\[{].*|true|false|-?\d+", text, re.DOTALL):
+        return text
     try:
-        parsed = json.loads(value)
-    except ValueError:
-        parsed = value
-    return name, parsed
+        return json.loads(text)
+    except ValueError:  # such as {{ a template }}
+        return text
+
+
+def declared() -> dict[str, dict]:
+    """The roles' variables as their argument_specs have them, by name."""
+    files = sorted(PLAYBOOKS.glob("roles/*/meta/argument_specs.yml"))
+    options = [read_yaml(file).data["argument_specs"]["main"]["options"] for file in files]
+    return {name: option for each in options for name, option in each.items()}
 
 
 def secrets() -> dict[str, str]:
     """The roles' variables that are secret, each with the variable of the environment that it is taken from."""
     found = {}
-    for file in sorted(PLAYBOOKS.glob("roles/*/meta/argument_specs.yml")):
-        for name, option in read_yaml(file).data["argument_specs"]["main"]["options"].items():
-            if option.get("no_log"):
-                taken = re.search(r"env', '(\w+)'", option["default"])
-                found[name] = taken[1] if taken else ""
+    for name, option in declared().items():
+        if option.get("no_log"):
+            taken = re.search(r"env', '(\w+)'", option["default"])
+            found[name] = taken[1] if taken else ""
     return found
 
 

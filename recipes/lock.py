@@ -1,9 +1,13 @@
 """Room recipes: a lock: everything that decides what a recipe runs, in one file that another machine can check."""
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from pydantic import BaseModel
+
+from images.console import printable
 from images.declaration import MACHINE_OF, declaration
 from images.engine import engine_identity
 from images.errors import UsageProblem
@@ -13,11 +17,12 @@ from recipes.load import Loaded, as_data, load_recipe
 from recipes.machine import how_to_confirm, load_machines, machine_profile
 from recipes.model_files import differing_files, observed_files
 from recipes.rules import TABLE_VERSION
-from recipes.schema import Machine, Recipe
+from recipes.schema import Machine, Recipe, Revision
 from recipes.spec import IMAGE, IMAGE_ID, serving_spec
 
 SCHEMA = 1
 MODEL = "{model}"
+DEEPEST = 32  # values inside values; a lock has about ten
 
 
 @dataclass(frozen=True)
@@ -25,6 +30,26 @@ class Images:
     """The image digest of each platform, such as {'linux/arm64': 'name@sha256:…'}; empty for a process run."""
 
     by_platform: dict[str, str]
+
+
+class _Named(BaseModel):
+    id: str
+
+
+class _Model(BaseModel):
+    revision: Revision | None
+
+
+class _Engine(BaseModel):
+    images: dict[str, str]
+
+
+class _Read(BaseModel):
+    """Of a lock what is read of it, before the rest is compared."""
+
+    recipe: _Named
+    model: _Model
+    engine: _Engine
 
 
 def parse_images(texts: list[str]) -> Images:
@@ -129,7 +154,17 @@ def read_lock(file: Path) -> dict:
     if not isinstance(lock, dict) or lock.get("schema") != SCHEMA:
         found = lock.get("schema") if isinstance(lock, dict) else type(lock).__name__
         raise UsageProblem(f"{shown(file)}: a lock of schema {found!r}; this version reads schema {SCHEMA}")
+    if _deeper([lock], DEEPEST):
+        raise UsageProblem(f"{shown(file)}: not a lock: values lie more than {DEEPEST} deep in it")
     return lock
+
+
+def _deeper(values: Iterable[object], than: int) -> bool:
+    """Whether values lie deeper in others than so many levels."""
+    for _ in range(than):
+        inside = (each.values() if isinstance(each, dict) else each for each in values if isinstance(each, dict | list))
+        values = [value for group in inside for value in group]
+    return bool(values)
 
 
 def locked_recipe(file: Path) -> Loaded:
@@ -138,10 +173,9 @@ def locked_recipe(file: Path) -> Loaded:
     Raises UsageProblem when the file is no lock.
     """
     lock = read_lock(file)
-    try:
-        data = dict(lock["recipe"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise UsageProblem(f"{shown(file)}: not a whole lock: it holds no recipe") from error
+    data = lock.get("recipe")
+    if not isinstance(data, dict):
+        raise UsageProblem(f"{shown(file)}: not a whole lock: it holds no recipe")
     return Loaded(validate(Recipe, data, {(): Mark(file, 1)}), file.parent, {(): Mark(file, 1)})
 
 
@@ -151,14 +185,11 @@ def lock_here(file: Path, facts: dict) -> tuple[Loaded, dict, list[str]]:
     Raises UsageProblem when the file is no lock, or its recipe isn't in the library.
     """
     lock = read_lock(file)
-    try:
-        name, revision = lock["recipe"]["id"], lock["model"]["revision"]
-        images = Images(dict(lock["engine"]["images"]))
-        loaded = load_recipe(name)
-        # A commit that is confirmed here is this machine's, and may differ from the lock's: that is what is asked.
-        loaded = loaded if loaded.recipe.model.revision else with_revision(loaded, revision)
-    except (KeyError, TypeError, ValueError) as error:
-        raise UsageProblem(f"{shown(file)}: not a whole lock: {error}") from error
+    told = validate(_Read, lock, {(): Mark(file, 1)})
+    loaded = load_recipe(told.recipe.id)
+    # A commit that is confirmed here is this machine's, and may differ from the lock's: that is what is asked.
+    loaded = loaded if loaded.recipe.model.revision else with_revision(loaded, told.model.revision)
+    images = Images(told.engine.images)
     return loaded, lock, differences(lock, make_lock(loaded, facts, images))
 
 
@@ -168,7 +199,7 @@ def differences(locked: dict, here: dict) -> list[str]:
     old, new = _flat(locked), _flat(here)
     for key in sorted(old.keys() | new.keys()):
         if old.get(key) != new.get(key) and not key.startswith("machine."):
-            lines.append(f"{key}: locked {json.dumps(old.get(key))}, here {json.dumps(new.get(key))}")
+            lines.append(f"{printable(key)}: locked {json.dumps(old.get(key))}, here {json.dumps(new.get(key))}")
     return lines
 
 

@@ -17,8 +17,8 @@ from images.declaration import Digest, Repository
 from images.errors import SiteProblem, UsageProblem
 from images.index import state_root
 from images.validate import validate
-from images.yaml_source import Mark, read_yaml, shown
-from recipes.adopted import SITE, Folder, Site, Uuid
+from images.yaml_source import read_yaml, shown
+from recipes.adopted import SITE, Folder, Site, Uuid, from_options
 from recipes.schema import Part, Recipe, Revision, Text
 
 ALL = "all"  # what is said of the machine, whole
@@ -82,7 +82,7 @@ def keep_site(changed: Callable[[dict], None], anew: bool = False) -> OwnSite:
             fcntl.flock(lock, fcntl.LOCK_EX)  # two at once: neither undoes what the other says
             data = (OwnSite() if anew else own_site()).model_dump()
             changed(data)
-            site = validate(OwnSite, data, {(): Mark(Path("site"), 1)})
+            site = from_options(OwnSite, data)
             said = {key: value for key, value in site.model_dump().items() if value}
             partial = file.with_name(f"{file.name}.partial")
             partial.unlink(missing_ok=True)  # left by a killed one, or a link that leads elsewhere

@@ -207,12 +207,15 @@ def findings(
 
     `facts` is machine_facts.collect with folders; `where` has cache, cache_uid and ports; `wanted`
     overrides single values of the profile; `probe` is {rc, out, err} of a container that ran `nvidia-smi -L`.
-    Raises ValueError for an unknown profile or an unknown value in `wanted`.
+    Raises ValueError for an unknown profile, an unknown value in `wanted`, or a version there that is a number.
     """
     kind = profile_of(facts, profile)
     unknown = set(wanted or {}) - set(ANY)
     if unknown:
         raise ValueError(f"preflight_wanted has {', '.join(sorted(unknown))}; there are: {', '.join(ANY)}")
+    for name, value in (wanted or {}).items():
+        if name.endswith("_min") and not isinstance(value, str):
+            raise ValueError(f'preflight_wanted: {name} is {value!r}; wanted text, "1.20": as a number that is 1.2')
     want = {**PROFILES[kind], **(wanted or {})}
     found = Findings()
     machine(found, facts, kind, want)

@@ -3,7 +3,7 @@
 import re
 
 # Findings that make a host the wrong one to provision, and that provisioning doesn't mend.
-BARS = ("architecture", "identity", "gpu", "driver_library", "daemon_json", "apt_sources")
+BARS = ("architecture", "init", "identity", "gpu", "driver_library", "daemon_json", "apt_sources")
 # Findings that a reboot mends, for sure.
 REBOOTS = ("reboot", "driver_library")
 CDI_SINCE = (25, 0)

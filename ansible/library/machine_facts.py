@@ -326,7 +326,6 @@ def services(programs: Programs, verb: str) -> dict[str, str]:
 def host(root: Path, programs: Programs, folders: list[str]) -> dict:
     """What decides whether this host can serve: Docker, the container toolkit, CDI, disks, ports, clock, reboot."""
     clock = said(programs.ask("timedatectl", "show", "--property=NTPSynchronized", "--value"))
-    reboot = (root / "run/reboot-required").exists()
     secure_boot = sorted((root / "sys/firmware/efi/efivars").glob("SecureBoot-*"))
     return {
         "docker": (engine := docker(root, programs)),
@@ -335,7 +334,8 @@ def host(root: Path, programs: Programs, folders: list[str]) -> dict:
         "folders": {name: folder_facts(root, name) for name in dict.fromkeys([engine["root"], *folders])},
         "listening": listening_ports(root),
         "clock_synchronised": {"yes": True, "no": False}.get(clock),
-        "reboot": (read(root / "run/reboot-required.pkgs") or "").split() if reboot else None,
+        "reboot": lines_of(root / "run/reboot-required.pkgs") if (root / "run/reboot-required").exists() else None,
+        "init": "systemd" if (root / "run/systemd/system").is_dir() else read(root / "proc/1/comm"),
         "services": services(programs, "is-enabled"),
         "active": [name for name, state in services(programs, "is-active").items() if state == "active"],
         "apt_sources": apt_sources(root),

@@ -29,7 +29,7 @@ class Findings(list):
 
 
 def machine(add: Findings, facts: dict, kind: str, want: dict) -> None:
-    """Architecture, identity, page size, pending reboot, clock."""
+    """Architecture, identity, page size, init, pending reboot, clock."""
     here = facts["host"]
     add.add(
         "architecture",
@@ -44,6 +44,14 @@ def machine(add: Findings, facts: dict, kind: str, want: dict) -> None:
         add.leave(("identity", "platform_file", "page_size", "fabric"), f"not applicable: a {kind} host")
     secure = {True: "on", False: "off", None: "not told by this machine"}[here["secure_boot"]]
     add.add("secure_boot", True if here["secure_boot"] is not None else None, secure, "reported only", "")
+    init = here["init"]
+    add.add(
+        "init",
+        None if init is None else init == "systemd",
+        init or "not told by this machine",
+        "systemd: Docker and the recipe are its services",
+        "provision a machine that was booted with systemd (a container usually isn't); ./inv serve needs none",
+    )
     reboot = here["reboot"]
     add.add(
         "reboot",

@@ -21,9 +21,9 @@ ANY = {
     "page_size": None,
     "power_limit_min_w": None,
 }
-CUDA = {**ANY, "docker_min": "25.0", "driver_min": "580", "toolkit_min": "1.18", "image_gb": 40, "weights_gb": 80}
+CUDA = {**ANY, "docker_min": "25.0", "driver_min": "580", "toolkit_min": "1.19", "image_gb": 40, "weights_gb": 80}
 # What a Station needs was read in public field reports; nobody here could check it on one.
-STATION = {**CUDA, "architecture": ["aarch64"], "driver_min": "590.48.01", "toolkit_min": "1.19"}
+STATION = {**CUDA, "architecture": ["aarch64"], "driver_min": "590.48.01"}
 STATION |= {"page_size": 65536, "power_limit_min_w": 1100}
 PROFILES = {"dgx-station": STATION, "cuda": CUDA, "cpu": ANY}
 

@@ -5,14 +5,14 @@ import re
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from images.archive import read_archive
 from images.console import note
 from images.declaration import MACHINE_OF, declaration
 from images.engine import Engine, engine_identity
-from images.errors import UsageProblem
+from images.errors import BundleProblem, UsageProblem
 from images.staging import workspace
 from images.transport import save_image
 from images.wheels import ensure_control_wheels, ensure_wheels, platform_tags
@@ -132,22 +132,74 @@ def fits_kernels(caches: CarriedCaches, facts: dict) -> bool:
 def place_caches(bundle: Path, caches: Sequence[CarriedCaches], into: Path, uid: int, facts: dict) -> int:
     """Copy carried kernels of this machine's devices to an engine's cache folder; returns how many files.
 
-    What is there stays. Files belong to the engine's user where we may give them away.
+    What is there stays, and stays whose it is. What is placed belongs to the engine's user where we may give it away;
+    root then follows no link, since whoever may write there could lead it anywhere. Raises BundleProblem for a link.
     """
-    placed = 0
-    for each in caches:
-        if not fits_kernels(each, facts):
-            continue
-        source = bundle / "engine" / "caches" / each.device
-        for file in sorted(source.rglob("*")):
-            target = into / file.relative_to(source)
-            if file.is_dir() or target.exists():
-                continue
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(file, target)
-            placed += 1
-    if placed and os.geteuid() == 0:
-        for path in [into, *(path for part in KERNELS for path in [into / part, *(into / part).rglob("*")])]:
-            if path.exists():
-                os.chown(path, uid, uid)
-    return placed
+    fitting = [bundle / "engine" / "caches" / each.device for each in caches if fits_kernels(each, facts)]
+    files = [(file, file.relative_to(source)) for source in fitting for file in sorted(source.rglob("*"))]
+    files = [(file, inside) for file, inside in files if file.is_file()]
+    if not files:
+        return 0
+    owner = uid if os.geteuid() == 0 else None
+    top = _top(into, owner)
+    try:
+        return sum(_place(file, inside, top, into, owner) for file, inside in files)
+    finally:
+        os.close(top)
+
+
+def _top(into: Path, owner: int | None) -> int:
+    """The cache folder, open; made where it is missing, and then given to its owner."""
+    into.parent.mkdir(parents=True, exist_ok=True)
+    with suppress(FileExistsError):
+        into.mkdir()
+        if owner is not None:
+            os.chown(into, owner, owner, follow_symlinks=False)
+    return os.open(into, os.O_RDONLY | os.O_DIRECTORY)
+
+
+def _place(file: Path, inside: Path, top: int, into: Path, owner: int | None) -> bool:
+    """Copy one file below an open folder, unless something of its name is there: even a link that leads nowhere."""
+    folder = os.dup(top)
+    try:
+        for part in inside.parts[:-1]:
+            below = _folder(part, folder, into / inside.parent, owner)
+            os.close(folder)
+            folder = below
+        try:
+            placed = os.open(inside.name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666, dir_fd=folder)
+        except FileExistsError:
+            return False
+        try:
+            with file.open("rb") as source, open(placed, "wb") as target:
+                _give(placed, owner)
+                shutil.copyfileobj(source, target)
+        except OSError:  # half a kernel would stay for good
+            os.unlink(inside.name, dir_fd=folder)
+            raise
+        return True
+    finally:
+        os.close(folder)
+
+
+def _folder(name: str, above: int, path: Path, owner: int | None) -> int:
+    """A folder below an open one, open; made where it is missing, and then given to its owner."""
+    made = False
+    with suppress(FileExistsError):
+        os.mkdir(name, dir_fd=above)
+        made = True
+    try:
+        folder = os.open(name, os.O_RDONLY | os.O_DIRECTORY | (0 if owner is None else os.O_NOFOLLOW), dir_fd=above)
+    except NotADirectoryError:
+        raise BundleProblem(
+            f"{shown(path)}: {name} is a link or a file, and kernels are put into folders only. Move it away, or name "
+            "another folder with --cache"
+        ) from None
+    if made:
+        _give(folder, owner)
+    return folder
+
+
+def _give(opened: int, owner: int | None) -> None:
+    if owner is not None:
+        os.fchown(opened, owner, owner)

@@ -308,11 +308,29 @@ def write_bundle(
             else:
                 with partial.open("xb") as sink:
                     size = write_tar(ordered, sink, progress)
-            partial.rename(out)
+            _publish(partial, out)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
         partial.unlink(missing_ok=True)
     return Written(str(out), info.recipe, info.version, content, size, len(ordered), info.signer, info)
+
+
+def _publish(partial: Path, out: Path) -> None:
+    """Give what was written its name. Raises UsageProblem where something of that name has appeared meanwhile."""
+    try:
+        if partial.is_dir():
+            out.mkdir()  # the name is ours from here on: a rename replaces an empty folder, and no other
+        else:
+            os.link(partial, out)  # unlike a rename it never replaces
+            return
+    except FileExistsError:
+        raise UsageProblem(
+            f"{shown(out)} has appeared meanwhile; nothing is replaced: choose another name, or remove it"
+        ) from None
+    except OSError:
+        if partial.is_dir():
+            raise
+    partial.rename(out)  # a folder, or a file on a file system without links
 
 
 def _write_folder(entries: Sequence[Entry], folder: Path, progress: Callable[[int], None]) -> int:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from recipes.hosts import PLAYBOOKS
+from tests.host.playbook import play
 
 SUMMARY = "could not be reached"
 
@@ -50,6 +51,12 @@ def test_this_machine_is_looked_at_where_no_host_is_named(inv):
     assert done.returncode in {0, 8}
     assert "localhost: judged as" in done.stdout
     assert "what to do" in done.stdout
+
+
+def test_a_version_that_an_inventory_gives_as_a_number_is_refused(tmp_path: Path):
+    done = play(tmp_path, "container_toolkit", "--check", container_toolkit_min=1.20)
+    assert done.code != 0
+    assert 'found the number 1.2, wanted text, \\"1.20\\"' in " ".join(done.text.split())
 
 
 def test_what_is_set_is_in_effect_and_on_no_command_line_that_is_shown(inv):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from images.yaml_source import read_yaml
 from recipes.machine import load_machines
 from tests.ansible_module import load
 
@@ -78,7 +79,7 @@ def wrong(facts):
             assert each.keys() == {"id", "ok", "found", "wanted", "remedy"}
             assert bool(each["remedy"]) == (each["ok"] is False), each
             assert each["found"], each
-        assert len({each["id"] for each in found}) == len(found) == 34
+        assert len({each["id"] for each in found}) == len(found) == 35
         return [each["id"] for each in found if each["ok"] is False]
 
     return judged
@@ -147,6 +148,7 @@ def test_a_station_without_a_driver_is_still_a_station(station, facts, wrong):
         ("identity", {PRODUCT: "Precision 7960"}),
         ("platform_file", {"etc/dgx-release": 'DGX_PLATFORM="DGX Server for DGX B200"\n'}),
         ("page_size", {"page_size": "4096"}),
+        ("init", {"proc/1/comm": "tini\n"}),
         ("reboot", {"run/reboot-required": "", "run/reboot-required.pkgs": "linux-image-6.17\n"}),
         ("driver", {"proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX Kernel Module  580.95.05  x\n"}),
         ("driver_library", {"usr/lib/aarch64-linux-gnu/libnvidia-ml.so.595.10.01": ""}),
@@ -245,6 +247,19 @@ def test_one_wrong_answer_is_one_finding(station, wrong, id_, answers):
     assert wrong(station) == [id_]
 
 
+def test_a_host_without_systemd_is_none_to_provision(station, facts):
+    station["files"]["proc/1/comm"] = "tini\n"
+    (bar,) = hosts.bars(judge.findings(facts(station), WHERE, wanted=SMALL), [])
+    assert bar.startswith("init: found tini; wanted systemd")
+
+
+def test_doctor_and_provision_want_the_same_container_toolkit(station, facts):
+    role = read_yaml(ROOT / "ansible/roles/container_toolkit/defaults/main.yml").data
+    for profile in ("cuda", "dgx-station"):
+        told = {each["id"]: each for each in judge.findings(facts(station), WHERE, profile)}
+        assert told["toolkit"]["wanted"] == f"nvidia-container-toolkit {role['container_toolkit_min']} or newer"
+
+
 def test_containers_that_a_needed_restart_would_kill_are_named(station, facts):
     station["answers"]["docker ps"] = "their-database\tpostgres:17"
     station["answers"]["docker info"] = SOUND["answers"]["docker info"].replace('["/etc/cdi", "/var/run/cdi"]', "null")
@@ -320,5 +335,7 @@ def test_a_plain_gpu_host_may_have_any_page_size_and_name(station, wrong):
 def test_an_unknown_profile_or_value_is_refused_with_the_choices(station, facts):
     with pytest.raises(ValueError, match="dgx-station, cuda, cpu"):
         judge.findings(facts(station), WHERE, profile="spark")
+    with pytest.raises(ValueError, match='toolkit_min is 1.2; wanted text, "1.20"'):
+        judge.findings(facts(station), WHERE, wanted={"toolkit_min": 1.20})
     with pytest.raises(ValueError, match="weights_gb"):
         judge.findings(facts(station), WHERE, wanted={"weights": 3})

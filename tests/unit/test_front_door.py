@@ -77,6 +77,18 @@ def test_every_task_explains_itself(inv, task):
         (["bench", "--recipe", "micro"], "--url"),
         (["reproduce", "--boots", "-3"], "boots"),
         (["reproduce", "--port", "80"], "port"),
+        (["reproduce", "--boots", "0"], "--boots wants 1 or more"),
+        (["serve", "--port=0"], "--port wants 1 or more"),
+        (["reproduce", "--recipe="], "--recipe is empty"),
+        (["provision", "--check", "--host", ""], "--host is empty"),
+        (["provision", "--check", "--inventory", "several-hosts.yml", "--host="], "--host is empty"),
+        (["doctor", "--set", "", "--json"], "--set is empty"),
+        (["bundle", "--with-image="], "--with-image is empty"),
+        (["verdict", ""], "RUN is empty"),
+        (["--dry", "provision", "--check"], "./inv has no option --dry"),
+        (["provision", "--check", "--dry"], "provision has no option --dry"),
+        (["pull", "-o", "micro.tar"], "pull has no option -o. Did you mean: --out?"),
+        (["verdict", "-j"], "verdict has no option -j. Did you mean: --json?"),
     ],
 )
 def test_wrong_usage_ends_with_2_and_says_what_to_do(inv, arguments, said):
@@ -84,6 +96,16 @@ def test_wrong_usage_ends_with_2_and_says_what_to_do(inv, arguments, said):
     assert answer.returncode == 2, answer.stderr
     assert said in answer.stderr
     assert "Traceback" not in answer.stderr
+
+
+def test_no_letter_means_an_option_but_those_that_are_its_whole_name():
+    import tasks
+    from images.front_door import FrontDoor
+
+    door = FrontDoor(namespace=tasks.ns)
+    letters = {name: [word for word in door._options([name]) if len(word) == 2] for name in tasks.ns.task_names}
+    whole = {"test": ["-k"], "diff": ["-a", "-b"], "image.diff": ["-a", "-b"]}  # of the last two by place
+    assert letters == {name: whole.get(name, []) for name in tasks.ns.task_names}
 
 
 def test_without_a_task_the_tasks_are_listed(inv):
@@ -155,7 +177,7 @@ def test_a_verdict_through_the_front_door_prints_the_folder_last_and_exits_with_
     assert json.loads(inv("verdict", str(run), "--json").stdout)["state"] == "INVALID"
 
 
-@pytest.mark.parametrize("words", [["--forget", "--json"], ["-f", "--json"], ["-f"], ["--forget", "-g", "GPU-1"]])
+@pytest.mark.parametrize("words", [["--forget", "--json"], ["--forget"], ["--forget", "--gpu", "GPU-1"]])
 def test_an_option_that_may_be_repeated_and_has_no_value_is_refused_in_whichever_form(inv, tmp_path, words):
     answer = inv("site", *words, STATION_RECIPES_STATE=str(tmp_path))
     assert answer.returncode == 2 and f"{words[0]} needs a value" in answer.stderr
@@ -356,3 +378,13 @@ class TestFirstContact:
         assert answer.returncode == 1
         assert f"{own} is in {stale}, which is to be made anew" in answer.stderr
         assert Path(own).exists(), "nothing was deleted"
+
+    def test_a_python_that_was_upgraded_under_the_environment_has_it_made_anew(self, stale, clone, programs):
+        shutil.copy(clone / "pins.txt", stale / "pins.txt")
+        (stale / "bin" / "python").unlink()
+        bare = Path(sys.base_prefix) / "bin" / "python3"
+        self.fake(stale / "bin", "python", f'exec {bare} -S "$@"')  # it starts, and finds no package
+        (programs / "python3").symlink_to(sys.executable)
+        answer = self.run(clone, programs)
+        assert (answer.returncode, answer.stdout) == (0, "ran\n"), answer.stderr
+        assert os.readlink(stale / "bin" / "python") == str(programs / "python3")

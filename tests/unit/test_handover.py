@@ -22,8 +22,9 @@ from images.registry import Wire
 from recipes.bundle.layout import CarriedRun
 from recipes.bundle.sign import public_text, secret_key
 from recipes.bundle.source import Choice
-from recipes.bundle.write import Carried
+from recipes.bundle.write import Carried, bundle_entries, write_bundle
 from recipes.load import LIBRARY, load_recipe
+from recipes.lock import Images
 from tests.bundles import BASE, files_of, library, test_key, tiny_bundle, tree
 from tests.ports import free_port
 from tests.runs import recipe, write_run
@@ -190,6 +191,19 @@ def test_wrong_usage_ends_with_two_and_no_traceback(inv, tmp_path):
 def test_a_bundle_is_never_replaced(bundled):
     with pytest.raises(Problem, match="nothing is replaced"):
         write(Wanted("micro", str(bundled[0])))
+
+
+@pytest.mark.parametrize("as_folder", [False, True])
+def test_what_appears_while_a_bundle_is_written_is_not_replaced_either(tmp_path, as_folder):
+    out = tmp_path / "tiny.tar"
+    entries, info = bundle_entries(
+        load_recipe("tiny", library(tmp_path / "tiny")), "1", Images({}), None, Carried(), None
+    )
+    with pytest.raises(Problem, match="has appeared meanwhile"):
+        write_bundle(entries, info, None, out, as_folder, lambda _: out.write_text("theirs"))
+    assert out.read_text() == "theirs" and not list(tmp_path.glob(".*"))
+    written = write_bundle(entries, info, None, tmp_path / "mine", as_folder)
+    assert Path(written.file).is_dir() == as_folder and not list(tmp_path.glob(".*"))
 
 
 def test_a_key_with_a_password_signs_with_it_and_only_with_it(tmp_path, monkeypatch):

@@ -3,10 +3,12 @@
 import json
 
 import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
 
-from images.errors import UsageProblem
+from images.errors import Problem, UsageProblem
 from recipes.load import LIBRARY, load_recipe
-from recipes.lock import Images, as_text, differences, make_lock, parse_images, with_revision
+from recipes.lock import Images, as_text, differences, lock_here, locked_recipe, make_lock, parse_images, with_revision
 
 SUPER = "nemotron-3.5-super-vl/fp16-mamba-state"
 IMAGE = "vllm/vllm-openai@sha256:" + "b" * 64
@@ -80,7 +82,13 @@ def test_a_lock_written_and_checked_through_the_front_door(inv, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "content", ["", "{", "[]", "null", '{"schema": 2}', '{"schema": 1}', '{"schema": 1, "recipe": 3}']
+    "content",
+    [
+        "{",
+        "[]",
+        '{"schema": 2}',
+        '{"schema": 1, "recipe": {"id": 5}, "model": {"revision": null}, "engine": {"images": {}}}',
+    ],
 )
 def test_what_is_no_lock_is_one_clear_error(inv, tmp_path, content):
     file = tmp_path / "x.lock.json"
@@ -88,6 +96,48 @@ def test_what_is_no_lock_is_one_clear_error(inv, tmp_path, content):
     answer = inv("lock", "--check", str(file))
     assert answer.returncode == 2
     assert "x.lock.json" in answer.stderr and "Traceback" not in answer.stderr
+
+
+@pytest.fixture(scope="module")
+def whole() -> str:
+    """A lock of micro/mtp1, as text."""
+    return as_text(locked())
+
+
+PLAIN = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4)
+VALUES = st.recursive(PLAIN, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner))
+DEEP = json.loads("[" * 400 + "]" * 400)
+
+
+def parts(value: object, path: tuple = ()) -> list[tuple]:
+    """Where each value of a lock lies."""
+    inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [path, *(deeper for key, each in inside for deeper in parts(each, (*path, key)))]
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(place=st.integers(0, 10_000), value=VALUES)
+@example(place=0, value={"schema": 1, "recipe": {"id": 5}, "model": {"revision": None}, "engine": {"images": {}}})
+@example(place=0, value={"schema": 1, "recipe": DEEP})
+@example(place=0, value={"schema": 1, "recipe": [["id"]], "model": 1, "engine": []})
+def test_a_damaged_lock_of_any_shape_is_one_clear_error_or_a_named_difference(whole, tmp_path, place, value):
+    lock = json.loads(whole)
+    every = parts(lock)
+    if path := every[place % len(every)]:
+        holder = lock
+        for key in path[:-1]:
+            holder = holder[key]
+        holder[path[-1]] = value
+    else:
+        lock = value
+    file = tmp_path / "x.lock.json"
+    file.write_text(json.dumps(lock))
+    for read in (lambda: lock_here(file, FACTS)[2], lambda: locked_recipe(file)):
+        try:
+            said = str(read())
+        except Problem as problem:
+            said = str(problem)
+        assert said.encode()
 
 
 def test_a_lock_needs_to_be_told_what_to_do(inv):

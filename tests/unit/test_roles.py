@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from images.errors import UsageProblem
 from images.yaml_source import read_yaml
-from recipes.hosts import Host, read_events, read_hosts, report, run_playbook, secrets
+from recipes.hosts import Host, _setting, read_events, read_hosts, report, run_playbook, secrets
 from tests.ansible_module import load
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -50,6 +50,30 @@ def test_a_secret_on_the_command_line_is_refused_unshown_with_a_better_way(name:
         run_playbook("preflight.yml", "", None, ["preflight_gpu=x", f"{name}=hunter2"], "")
     assert way in str(refused.value)
     assert "hunter2" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("container_toolkit_min=1.20", "1.20"),  # as a number it is 1.2, which 1.19 is newer than
+        ("container_toolkit_min=2", "2"),
+        ("preflight_profile=null", "null"),
+        ("preflight_cache=/data", "/data"),
+        ("preflight_ports=[8001, 8002]", [8001, 8002]),
+        ('preflight_wanted={"driver_min": "590"}', {"driver_min": "590"}),
+        ("monitoring_enabled=true", True),
+        ("model_cache_owner=1001", 1001),
+        ("serving_drain_s=1.5", "1.5"),  # Ansible makes a number of it
+        ("ansible_port=2222", 2222),
+        ("somebody_s_version=1.20", "1.20"),
+        ("somebody_s_template={{ a }}", "{{ a }}"),
+        ("somebody_s_text=a=b", "a=b"),
+    ],
+)
+def test_a_setting_s_text_stays_text_unless_it_can_only_be_a_value(text: str, value: object):
+    found = dict([_setting(text)])
+    assert found == {text.partition("=")[0]: value}
+    assert type(*found.values()) is type(value)
 
 
 def test_a_fresh_docker_gets_the_settings_and_one_restart():

@@ -1,6 +1,9 @@
 """What a host is told to serve: the same bytes from every checkout, one GPU by its UUID, an image that was checked."""
 
 import json
+import os
+import subprocess
+import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -8,8 +11,9 @@ import pytest
 
 from images.archive import digest_of, write_archive
 from images.errors import Problem, UsageProblem
-from recipes.load import Loaded, load_recipe
-from recipes.serving import HostImage, host_image, platform_of, service
+from recipes.hosts import PLAYBOOKS
+from recipes.load import Loaded, load_recipe, with_options
+from recipes.serving import HostImage, host_image, platform_of, service, weights_variables
 
 ID = "sha256:" + "a" * 64
 IMAGE = HostImage(ID)
@@ -109,6 +113,16 @@ def test_an_archive_is_known_by_its_ids_before_any_host_is_touched(archive: Path
     Path(f"{archive}.sha256").unlink()
     with pytest.raises(UsageProblem, match=r"has no image.tar.sha256 beside it"):
         host_image(str(archive), loaded, "linux/arm64")
+
+
+def test_monitoring_watches_the_port_that_the_recipe_is_served_on(tmp_path: Path):
+    recipe = with_options(load_recipe("micro/base"), port=9123)
+    told = ["-e", json.dumps({"station_ports": weights_variables(recipe)["station_ports"]})]
+    asked = ["all", "-i", "here,", "-c", "local", "-m", "debug", "-a", "var=monitoring_targets", "--playbook-dir"]
+    argv = [sys.executable, "-m", "ansible", "adhoc", *asked, str(PLAYBOOKS), *told]
+    env = {**os.environ, "LC_ALL": "C.UTF-8", "ANSIBLE_HOME": str(tmp_path)}
+    answer = subprocess.run(argv, capture_output=True, text=True, check=False, env=env)
+    assert json.loads(answer.stdout.partition("=> ")[2]) == {"monitoring_targets": ["127.0.0.1:9123"]}
 
 
 @pytest.mark.parametrize("text", ["vllm/vllm-openai:latest", "nosuch.tar", "sha256:123", None])

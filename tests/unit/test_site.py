@@ -13,11 +13,12 @@ from bench import plan
 from images.build import Built
 from images.docker_engine import DockerProblem
 from images.errors import UsageProblem
+from recipes.adopted import OPTIONS, Site, from_options
 from recipes.load import load_recipe
 from recipes.lock import with_revision
 from recipes.machine import require_applies, why_not
 from recipes.saying import change_site
-from recipes.site import accept_image, own_site, site_file
+from recipes.site import OwnSite, accept_image, own_site, site_file
 from recipes.weights import require_weights, snapshot
 from tests.unit.test_findings import SOUND, Recorded, machine_facts
 
@@ -65,11 +66,13 @@ def test_an_image_that_was_accepted_for_an_engine_is_its_recipes_until_it_is_for
 @pytest.mark.parametrize(
     ("said", "wanted"),
     [
-        ({"gpu": "0"}, "gpu"),
-        ({"cache": "cache"}, "cache"),
+        ({"gpu": "0"}, "^--gpu 0: wanted the UUID of a GPU"),
+        ({"cache": "cache"}, "^--cache cache: wanted an absolute folder"),
+        ({"mirrors": ["One/vllm"]}, "^--mirror One/vllm: wanted a registry's repository"),
+        ({"gpu": "0", "cache": "cache"}, "^--gpu 0: .*\n--cache cache: "),
         ({"images": ["cuda"]}, "--image cuda: wanted ENGINE=sha256"),
-        ({"images": ["cuda=latest"]}, "images"),
-        ({"revisions": [f"{REPO}=main"]}, "revisions"),
+        ({"images": ["cuda=latest"]}, "^--image cuda=latest: wanted ENGINE=sha256"),
+        ({"revisions": [f"{REPO}=main"]}, f"^--model-revision {REPO}=main: wanted OWNER/NAME="),
         ({"images": [f"cudda={IMAGE}"]}, "--image cudda=…: unknown engine 'cudda'; did you mean cuda"),
         ({"images": [f"rocm={IMAGE}"]}, "unknown engine 'rocm'; there are: cpu, cuda"),
         ({"revisions": [f"{REPO.replace('Super', 'Supper')}={COMMIT}"]}, f"unknown model's repository .*{REPO}"),
@@ -88,6 +91,12 @@ def test_what_cannot_be_is_refused_and_what_was_said_stays(said, wanted):
     with pytest.raises(UsageProblem, match=wanted):
         say(**said)
     assert site_file().read_bytes() == before
+
+
+def test_every_value_of_a_site_has_the_option_that_says_it():
+    assert set(OwnSite.model_fields) | set(Site.model_fields) - {"image"} == set(OPTIONS)
+    with pytest.raises(UsageProblem, match="^--port 80: wanted a port from 1024"):
+        from_options(Site, {"port": 80})
 
 
 def test_one_mirror_is_forgotten_alone_and_the_others_are_asked_in_the_order_they_were_said_in():
