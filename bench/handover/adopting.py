@@ -16,9 +16,8 @@ from images.errors import BundleProblem, Problem
 from images.registry import Wire
 from images.staging import disk
 from images.transport import load_image
-from images.validate import validate
-from images.yaml_source import Mark, shown
-from recipes.adopted import Adopted, Site
+from images.yaml_source import shown
+from recipes.adopted import Adopted, Site, from_options
 from recipes.bundle.adopt import Candidate, Wishes, candidate, keep, would_change
 from recipes.bundle.carry import ARCHIVE, own_kernels, place_caches
 from recipes.bundle.fits import Finding, preflight_findings
@@ -59,7 +58,7 @@ def take(asked: Taken, as_json: bool) -> int:
     a bundle that is refused, such as one whose carried runs don't show what it says: nothing of it is kept, and
     nothing was written elsewhere.
     """
-    site = validate(Site, asked.site, {(): Mark(Path("adopt"), 1)})
+    site = from_options(Site, asked.site)
     limits = Limits(total_bytes=asked.max_gb * GB)
     public = read_public_key(asked.pubkey) if asked.pubkey else None
     wishes = Wishes(asked.label, public, asked.allow_code, asked.without_engine, site, limits)

@@ -164,7 +164,7 @@ WRONG = [
     (adopt_of("git+ext::sh -c id"), "wanted https://, ssh://, file:// or a path"),
     (adopt_of("git+--upload-pack=id"), "wanted https://, ssh://, file:// or a path"),
     (adopt_of("x.tar", pubkey="nonsense"), "wanted a minisign public key"),
-    (adopt_of("x.tar", site={"gpu": "0"}), "gpu: string should match pattern"),
+    (adopt_of("x.tar", site={"gpu": "0"}), "--gpu 0: wanted the UUID of a GPU"),
     (adopt_of(str(RUN), recipe="micro"), "choose a bundle of a git repository"),
     (lambda: push_to(Path("/nowhere"), "127.0.0.1:1/x", Wire(), False, 2, False), "there is no such file or folder"),
     (lambda: pull_from(str(RUN), Path("/nowhere/x"), Choice(), 2, False), "there is no folder /nowhere"),
