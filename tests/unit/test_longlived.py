@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -170,6 +171,14 @@ def test_a_broken_state_file_hides_no_other_server(state):
     (state / "servers" / "1.json").write_text("{")
     (state / "servers" / "2.json").write_text(json.dumps({"pid": 1}))
     assert records(state) == [record]
+
+
+def test_a_docker_engine_that_does_not_answer_is_said_by_status_and_hides_no_server(inv, state):
+    record = start(spec("ready"), ENGINE, state)
+    answer = inv("status", "--json", STATION_RECIPES_STATE=str(state), DOCKER_HOST=f"unix://{state}/none.sock")
+    assert [each["port"] for each in json.loads(answer.stdout)] == [record.port]
+    said = "Docker could not be asked which servers of ours it has" in answer.stderr
+    assert said is (shutil.which("docker") is not None), answer.stderr
 
 
 def test_status_and_stop_through_the_front_door(inv, state):
