@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -14,6 +15,7 @@ from bench import plan
 from images.build import Built
 from images.docker_engine import DockerProblem
 from images.errors import EngineProblem, UsageProblem
+from recipes import engine_image
 from recipes.load import load_recipe
 from recipes.lock import with_revision
 from recipes.machine import machine_facts as machine_facts_here
@@ -287,6 +289,41 @@ def test_a_recipe_with_an_api_key_is_served_by_provisioning_only():
     for way in plan.RUNTIMES:
         with pytest.raises(UsageProblem, match=r"wants an API key .* \./inv provision serves it"):
             plan.plan_for(loaded, plan.Options(runtime=way), machine_facts_here())
+
+
+def test_an_image_is_proved_on_the_gpu_that_is_named_or_the_only_one(monkeypatch, capsys):
+    asked = {"gpus": []}
+    monkeypatch.setattr(engine_image, "engine_host", lambda: "")
+    monkeypatch.setattr(engine_image, "machine_facts", lambda: asked)
+    monkeypatch.setattr(engine_image, "docker_engine", lambda: SimpleNamespace(devices_by_cdi=True))
+    assert (engine_image.proof_device("cuda"), capsys.readouterr().err) == (None, "")
+    asked["gpus"] = [{"uuid": "GPU-0001"}]
+    assert (engine_image.proof_device("cuda"), engine_image.proof_device("cpu")) == ("nvidia.com/gpu=GPU-0001", None)
+    asked["gpus"].append({"uuid": "GPU-0002"})
+    assert engine_image.proof_device("cuda") is None and "./inv site --gpu UUID" in capsys.readouterr().err
+    say(gpu="GPU-0002")
+    assert engine_image.proof_device("cuda") == "nvidia.com/gpu=GPU-0002"
+    monkeypatch.setattr(engine_image, "docker_engine", lambda: SimpleNamespace(devices_by_cdi=False))
+    assert engine_image.proof_device("cuda") is None and "older than 25" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (["--image", "cpu", "--archs", "9.0a"], "the cpu image has no GPU kernels"),
+        (["--image", "cuda", "--source", "build", "--archs", "10.3a,banana"], "--archs banana: wanted GPU archit"),
+        (
+            ["--image", "cuda", "--base", "a@b", "--again"],
+            "--base, --again: cuda is pulled as it is; .*: --source build",
+        ),
+        (["--image", "cpu", "--out", "F"], "--out is the file of a recipe's lock: it needs --recipe"),
+        (["--recipe", "micro", "--out", "F", "--no-lock"], "--out is the file of a recipe's lock: it needs --recipe"),
+        (["--image", "cpu", "--verify", "--no-proof"], "take one of them"),
+    ],
+)
+def test_a_build_is_told_nothing_that_it_would_not_heed(inv, asked, said):
+    answer = inv("build", *asked, DOCKER_HOST="unix:///nowhere.sock")
+    assert answer.returncode == 2 and re.search(said, answer.stderr.replace("\n", " ")), answer.stderr
 
 
 def test_site_through_the_front_door(inv, state: Path):
