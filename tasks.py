@@ -120,7 +120,7 @@ def serve(_c, recipe=None, port=0, runtime=None, gpu=None, engine_python=None, e
     from bench.plan import Options, gather
     from recipes.run.servers import serve_recipe
 
-    options = Options(recipe, port, runtime=runtime, stays=True, **given(gpu, engine_python, engine_path))
+    options = Options(recipe, port, runtime=runtime, here=True, **given(gpu, engine_python, engine_path))
     plan = gather(options)
     serve_recipe(plan.spec, plan.engine, plan.box, json)
 

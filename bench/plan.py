@@ -38,7 +38,7 @@ class Options:
     """What a command line may say about a run; 0 and None leave it to the recipe.
 
     `url`: a server of somebody's; `gpu`: the UUID of the one GPU; `engine_python`: an interpreter that has vLLM;
-    `stays`: the server is to outlive the command.
+    `here`: what is asked makes sense on this machine alone.
     """
 
     recipe: str | None = None
@@ -51,7 +51,7 @@ class Options:
     gpu: str | None = None
     engine_python: str | None = None
     engine_paths: tuple[str, ...] = ()
-    stays: bool = False
+    here: bool = False
 
 
 def gather(options: Options) -> Plan:
@@ -62,16 +62,21 @@ def gather(options: Options) -> Plan:
     """
     asked = load_recipe(options.recipe) if options.recipe else None
     away = runs_away(asked, options)
-    if away and options.stays:
-        raise UsageProblem(
-            f"serve leaves a server on this machine, and the Docker engine is at {engine_host()}: its port comes here "
-            "for as long as a command runs only. A service there: ./inv provision --host HOST --recipe NAME"
-        )
+    if away and options.here:
+        raise UsageProblem(_elsewhere())
     machine = engine_machine() if away else machine_facts()
     name, why = (options.recipe, "asked for") if asked else first_choice(machine["slug"])
     loaded = asked or load_recipe(name)
     note(f"Recipe {loaded.recipe.id}: {loaded.recipe.title} ({why})")
     return plan_for(loaded, options, machine, away)
+
+
+def _elsewhere() -> str:
+    return (
+        f"the Docker engine is at {engine_host()}, and this task is for the machine that it is started on (there one "
+        "can reproduce a recipe, and ask its quality suites): run it there. To leave a server there: ./inv provision "
+        "--host HOST --recipe NAME"
+    )
 
 
 def runs_away(loaded: Loaded | None, options: Options) -> bool:
@@ -87,11 +92,14 @@ def runs_away(loaded: Loaded | None, options: Options) -> bool:
 def engine_machine() -> dict:
     """Facts of the machine whose Docker engine ssh reaches, asked over the same ssh.
 
-    Raises EngineProblem where it can't be asked.
+    Raises UsageProblem where its address names no host, EngineProblem where it can't be asked.
     """
     host = engine_host()
+    target = ssh_target(host)
+    if target is None:
+        raise UsageProblem(f"{host} names no host of a Docker engine: wanted ssh://USER@HOST")
     command = f"python3 -c {shlex.quote(FACTS_SCRIPT.read_text())} --root /"
-    argv = ["ssh", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_S}", *ssh_target(host), command]
+    argv = ["ssh", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_S}", *target, command]
     with stage(f"asking {host} what it is"):
         answer = run(argv)
     try:
@@ -110,10 +118,7 @@ def plan_for(chosen: Loaded, options: Options, machine: dict, away: bool = False
     `away`: `machine` is the Docker engine's, not this one. Raises as `gather` does.
     """
     if not away and runs_away(chosen, options):
-        raise UsageProblem(
-            f"the Docker engine is at {engine_host()}, and this task measures the machine that it is started on: run "
-            "it there, or name one recipe and --runtime docker in ./inv reproduce"
-        )
+        raise UsageProblem(_elsewhere())
     on_gpu = declaration(chosen.recipe.engine.image).device == "cuda"
     gpu = options.gpu or (chosen.site.gpu if on_gpu else None)
     said_by = "--gpu" if options.gpu else "./inv site, or the adopted recipe's site.yaml, names the GPU"

@@ -268,9 +268,15 @@ def test_the_machine_of_a_run_is_the_docker_engine_s_where_that_is_another_one(s
         plan.gather(plan.Options("nemotron-h-synthetic"))
 
 
+def test_an_address_without_a_host_is_said(station_over_ssh, monkeypatch):
+    monkeypatch.setenv("DOCKER_HOST", "ssh://")
+    with pytest.raises(UsageProblem, match="ssh:// names no host of a Docker engine"):
+        plan.gather(plan.Options("micro", runtime="docker"))
+
+
 def test_what_stays_or_measures_this_machine_is_refused_where_the_docker_engine_is_another_s(station_over_ssh):
-    with pytest.raises(UsageProblem, match=r"serve leaves a server on this machine, .* \./inv provision --host"):
-        plan.gather(plan.Options("micro", runtime="docker", stays=True))
+    with pytest.raises(UsageProblem, match=r"the Docker engine is at ssh://root@station:2222, .* \./inv provision"):
+        plan.gather(plan.Options("micro", runtime="docker", here=True))
     with pytest.raises(UsageProblem, match="--host localhost, and the Docker engine is at ssh://root@station:2222"):
         plan.gather_service("micro", "localhost", 0)
 
@@ -278,7 +284,7 @@ def test_what_stays_or_measures_this_machine_is_refused_where_the_docker_engine_
 def test_a_ladder_says_that_it_measures_no_other_machine_s_engine(station_over_ssh, monkeypatch):
     monkeypatch.undo()
     monkeypatch.setenv("DOCKER_HOST", "ssh://root@station:2222")
-    with pytest.raises(UsageProblem, match="this task measures the machine that it is started on"):
+    with pytest.raises(UsageProblem, match="this task is for the machine that it is started on"):
         plan.plan_for(load_recipe("micro"), plan.Options(runtime="docker"), machine_facts_here())
 
 
