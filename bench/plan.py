@@ -73,9 +73,8 @@ def gather(options: Options) -> Plan:
 
 def _elsewhere() -> str:
     return (
-        f"the Docker engine is at {engine_host()}, and this task is for the machine that it is started on (there one "
-        "can reproduce a recipe, and ask its quality suites): run it there. To leave a server there: ./inv provision "
-        "--host HOST --recipe NAME"
+        f"the Docker engine is at {engine_host()}, and only reproduce and quality measure another machine's: run this "
+        "task there. To leave a server there: ./inv provision --host HOST --recipe NAME"
     )
 
 

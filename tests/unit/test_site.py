@@ -284,7 +284,7 @@ def test_what_stays_or_measures_this_machine_is_refused_where_the_docker_engine_
 def test_a_ladder_says_that_it_measures_no_other_machine_s_engine(station_over_ssh, monkeypatch):
     monkeypatch.undo()
     monkeypatch.setenv("DOCKER_HOST", "ssh://root@station:2222")
-    with pytest.raises(UsageProblem, match="this task is for the machine that it is started on"):
+    with pytest.raises(UsageProblem, match="only reproduce and quality measure another machine's"):
         plan.plan_for(load_recipe("micro"), plan.Options(runtime="docker"), machine_facts_here())
 
 
