@@ -54,22 +54,24 @@ def reproduce(
 
 
 @task(
+    iterable=["engine_path"],
+    auto_shortflags=False,
     help={
         "recipe": f"{RECIPE}; its engine's client is measured; default: the one for this machine",
+        **{name: GIVEN[name] for name in ("engine-python", "engine-path")},
         "json": "print JSON",
-    }
+    },
 )
-def ceiling(_c, recipe=None, json=False):
+def ceiling(_c, recipe=None, engine_python=None, engine_path=None, json=False):
     """Measure, once a machine and engine, what one load client can do; runs then name it beside their number."""
-    from bench.ceiling import measure_ceiling, print_ceiling
+    from bench.ceiling import client_engine, measure_ceiling, print_ceiling
     from bench.ceilings import store_ceiling
-    from images.engine import ensure_engine
     from recipes.load import first_choice, load_recipe
     from recipes.machine import machine_facts
 
     machine = machine_facts()
     loaded = load_recipe(recipe or first_choice(machine["slug"])[0])
-    engine = ensure_engine(loaded.recipe.engine.image)
+    engine = client_engine(loaded, engine_python, engine_path or ())
     found = measure_ceiling(engine, machine)
     print_ceiling(found, store_ceiling(engine, machine, found), json)
 
@@ -118,7 +120,8 @@ def serve(_c, recipe=None, port=0, runtime=None, gpu=None, engine_python=None, e
     from bench.plan import Options, gather
     from recipes.run.servers import serve_recipe
 
-    plan = gather(Options(recipe, port, runtime=runtime, **given(gpu, engine_python, engine_path)))
+    options = Options(recipe, port, runtime=runtime, here=True, **given(gpu, engine_python, engine_path))
+    plan = gather(options)
     serve_recipe(plan.spec, plan.engine, plan.box, json)
 
 

@@ -3,7 +3,7 @@
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,8 +20,11 @@ from bench.telemetry.sampler import Sampler, Watched
 from bench.telemetry.window import window_figures
 from images.command import tail
 from images.console import emit_json, out, stage, table
-from images.engine import Engine
-from images.errors import EngineProblem
+from images.declaration import declaration
+from images.engine import Engine, ensure_engine
+from images.errors import EngineProblem, UsageProblem
+from images.given import given_engine
+from recipes.load import Loaded
 from recipes.run.fetch import fetch
 from recipes.run.supervised import base_environment, supervised
 from recipes.schema import Benchmark
@@ -35,6 +38,24 @@ SATURATED = 0.9
 HEAP_US, HEAPS_LIMIT = 200, 0.1
 WAIT_LIMIT = 0.25
 READY_LIMIT_S = 30
+
+
+def client_engine(loaded: Loaded, python: str | None, paths: Sequence[str]) -> Engine:
+    """The engine whose load client is measured: the recipe's own, or the one behind an interpreter.
+
+    Raises UsageProblem for an engine that runs in a container only: its client there has no ceiling.
+    """
+    name = loaded.recipe.engine.image
+    if python:
+        return given_engine(name, python, paths)
+    if paths:
+        raise UsageProblem("--engine-path is a folder for the interpreter of --engine-python, which isn't named")
+    if declaration(name).disk_gb is None:
+        raise UsageProblem(
+            f"the {name} engine of {loaded.recipe.id} runs in a container, and what one client can do is measured "
+            "outside of it: name an interpreter that has the engine, --engine-python PYTHON"
+        )
+    return ensure_engine(name, loaded.wheels)
 
 
 def measure_ceiling(engine: Engine, machine: dict, start: StartClient = start_client) -> dict:

@@ -1,14 +1,17 @@
 """Room bench: gathers everything a run needs before anything is started."""
 
+import json
+import shlex
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bench.record import Plan
 from images.build import Built, Order, build_image, held_image
-from images.console import note
+from images.command import run
+from images.console import note, stage
 from images.declaration import declaration
-from images.docker_engine import DockerProblem, docker_engine, is_remote
+from images.docker_engine import DockerProblem, docker_engine, engine_host, is_remote
 from images.engine import Engine, ensure_engine
 from images.errors import EngineProblem, Problem, UsageProblem
 from images.given import given_engine
@@ -16,23 +19,26 @@ from images.index import cache_root
 from images.verify import verify_image
 from recipes.hosts import run_playbook
 from recipes.load import Loaded, first_choice, load_recipe, with_options
-from recipes.machine import gpu_device, load_machines, machine_facts, machine_profile, require_applies
+from recipes.machine import FACTS_SCRIPT, gpu_device, load_machines, machine_facts, machine_profile, require_applies
 from recipes.rules import require_rules
 from recipes.run.docker import connect
 from recipes.run.managed import cache_of, device_of, find_service
 from recipes.run.process import refuse_taken_port
+from recipes.run.tunnel import ssh_target
 from recipes.schema import Machine
 from recipes.spec import HOST_CACHE, Container, ServingSpec, container, serving_spec
 from recipes.weights import HUB, require_weights, snapshot
 
 RUNTIMES = ("process", "docker")
+CONNECT_S = 20
 
 
 @dataclass(frozen=True)
 class Options:
     """What a command line may say about a run; 0 and None leave it to the recipe.
 
-    `url`: a server of somebody's; `gpu`: the UUID of the one GPU; `engine_python`: an interpreter that has vLLM.
+    `url`: a server of somebody's; `gpu`: the UUID of the one GPU; `engine_python`: an interpreter that has vLLM;
+    `here`: what is asked makes sense on this machine alone.
     """
 
     recipe: str | None = None
@@ -45,25 +51,73 @@ class Options:
     gpu: str | None = None
     engine_python: str | None = None
     engine_paths: tuple[str, ...] = ()
+    here: bool = False
 
 
 def gather(options: Options) -> Plan:
     """Choose and check the recipe, bring its engine, and say what will be run.
 
-    Raises UsageProblem for a recipe that is wrong or can't run here, EngineProblem when its engine can't be had.
+    The machine is the one the engine will run on: of a Docker engine reached by ssh, its own. Raises UsageProblem for a
+    recipe that is wrong or can't run there, EngineProblem when its engine can't be had.
     """
-    machine = machine_facts()
-    name, why = (options.recipe, "asked for") if options.recipe else first_choice(machine["slug"])
-    loaded = load_recipe(name)
+    asked = load_recipe(options.recipe) if options.recipe else None
+    away = runs_away(asked, options)
+    if away and options.here:
+        raise UsageProblem(_elsewhere())
+    machine = engine_machine() if away else machine_facts()
+    name, why = (options.recipe, "asked for") if asked else first_choice(machine["slug"])
+    loaded = asked or load_recipe(name)
     note(f"Recipe {loaded.recipe.id}: {loaded.recipe.title} ({why})")
-    return plan_for(loaded, options, machine)
+    return plan_for(loaded, options, machine, away)
 
 
-def plan_for(chosen: Loaded, options: Options, machine: dict) -> Plan:
+def _elsewhere() -> str:
+    return (
+        f"the Docker engine is at {engine_host()}, and only reproduce and quality measure another machine's: run this "
+        "task there. To leave a server there: ./inv provision --host HOST --recipe NAME"
+    )
+
+
+def runs_away(loaded: Loaded | None, options: Options) -> bool:
+    """Whether the engine will run on the machine of a Docker engine elsewhere; without a recipe as far as asked for.
+
+    Raises UsageProblem for a way to start it that it doesn't have, DockerProblem for an engine that can't serve here.
+    """
+    if options.url is not None or options.engine_python:
+        return False
+    return (choose_runtime(loaded, options.runtime) if loaded else options.runtime) == "docker" and is_remote()
+
+
+def engine_machine() -> dict:
+    """Facts of the machine whose Docker engine ssh reaches, asked over the same ssh.
+
+    Raises UsageProblem where its address names no host, EngineProblem where it can't be asked.
+    """
+    host = engine_host()
+    target = ssh_target(host)
+    if target is None:
+        raise UsageProblem(f"{host} names no host of a Docker engine: wanted ssh://USER@HOST")
+    command = f"python3 -c {shlex.quote(FACTS_SCRIPT.read_text())} --root /"
+    argv = ["ssh", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_S}", *target, command]
+    with stage(f"asking {host} what it is"):
+        answer = run(argv)
+    try:
+        return json.loads(answer.stdout)
+    except ValueError:
+        said = (answer.stderr.strip().splitlines() or [f"exit status {answer.returncode}"])[-1]
+        raise EngineProblem(
+            f"{host}, the Docker engine's machine, can't be asked what it is: {said}. Wanted: ssh without a password, "
+            "and python3 there"
+        ) from None
+
+
+def plan_for(chosen: Loaded, options: Options, machine: dict, away: bool = False) -> Plan:
     """A plan for a recipe that was chosen: checked, with the options applied and its engine at hand.
 
-    Raises as `gather` does.
+    `away`: `machine` is the Docker engine's, not this one. Raises as `gather` does.
     """
+    if not away and runs_away(chosen, options):
+        raise UsageProblem(_elsewhere())
     on_gpu = declaration(chosen.recipe.engine.image).device == "cuda"
     gpu = options.gpu or (chosen.site.gpu if on_gpu else None)
     said_by = "--gpu" if options.gpu else "./inv site, or the adopted recipe's site.yaml, names the GPU"
@@ -73,6 +127,8 @@ def plan_for(chosen: Loaded, options: Options, machine: dict) -> Plan:
     require_applies(loaded.recipe, machine)
     profile = machine_profile(machine, load_machines())
     spec = serving_spec(loaded, profile)
+    if options.url is None:
+        _refuse_key(spec)
     if gpu:
         spec = replace(spec, env={**spec.env, "CUDA_VISIBLE_DEVICES": gpu})
     if options.url is None:
@@ -85,8 +141,9 @@ def plan_for(chosen: Loaded, options: Options, machine: dict) -> Plan:
     if choose_runtime(loaded, options.runtime) == "process":
         engine = ensure_engine(loaded.recipe.engine.image, loaded.wheels)
         return _process_plan(loaded, engine, spec, machine, options)
-    built = ensure_image(loaded)
-    box = engine_container(loaded, built, machine, profile)
+    device = engine_device(loaded, machine, profile)
+    built = ensure_image(loaded, device)
+    box = engine_container(loaded, built, device)
     return Plan(loaded, built, spec, machine, options.url, options.load, box, weights=_weights(loaded, box))
 
 
@@ -120,8 +177,20 @@ def choose_runtime(loaded: Loaded, asked: str | None) -> str:
     return asked or ("docker" if only_image else loaded.recipe.runtime.kind)
 
 
-def ensure_image(loaded: Loaded) -> Built:
-    """The engine's image: the one this machine's site names, else built or pulled where it isn't there yet; proved."""
+def _refuse_key(spec: ServingSpec) -> None:
+    """Raise UsageProblem for a server that asks for an API key: whatever we ask of one, we ask without."""
+    if spec.api_key_env:
+        raise UsageProblem(
+            f"{spec.recipe_id} wants an API key (runtime.api_key_env: {spec.api_key_env}), and a server is measured "
+            "here without one. ./inv provision serves it with its key; to measure it, take runtime.api_key_env out"
+        )
+
+
+def ensure_image(loaded: Loaded, device: str | None = None) -> Built:
+    """The engine's image: the one this machine's site names, else built or pulled where it isn't there yet; proved.
+
+    `device` is the CDI name of the GPU that the engine is to decode on for the proof; without one that stays unproved.
+    """
     name, site = loaded.recipe.engine.image, loaded.site
     if site.image:
         try:
@@ -133,21 +202,29 @@ def ensure_image(loaded: Loaded) -> Built:
         note(f"Image: {built.id}, the {name} {built.version} that the site names")
     else:
         built = build_image(Order(name, mirrors=tuple(site.mirrors)))
-    verify_image(built)
+    verify_image(built, device=device)
     return built
 
 
-def engine_container(loaded: Loaded, built: Built, machine: dict, profile: Machine) -> Container:
-    """The container part of a plan: the image, the one GPU by CDI, and the cache.
+def engine_device(loaded: Loaded, machine: dict, profile: Machine) -> str | None:
+    """The CDI name of the one GPU that a recipe's container gets; None for a CPU engine.
 
-    The cache is the site's; of a repository's model the hosts' own, which has its weights; else a volume of this image
-    alone. Raises UsageProblem where the weights aren't there, DockerProblem for an engine that knows no CDI.
+    Raises UsageProblem unless exactly one fits, DockerProblem for an engine that knows no CDI.
     """
     device = gpu_device(loaded.recipe, machine, profile)
     if device and not docker_engine().devices_by_cdi:
         raise DockerProblem(
             "the Docker engine is older than 25, which is the first that gives a container a GPU by CDI"
         )
+    return device
+
+
+def engine_container(loaded: Loaded, built: Built, device: str | None) -> Container:
+    """The container part of a plan: the image, the one GPU by CDI, and the cache.
+
+    The cache is the site's; of a repository's model the hosts' own, which has its weights; else a volume of this image
+    alone. Raises UsageProblem where the weights aren't there.
+    """
     volume = f"station-recipes-{built.name}-{built.identity}"
     cache = loaded.site.cache or (HOST_CACHE if loaded.recipe.model.repo else None)
     if cache and not is_remote():
@@ -181,16 +258,21 @@ def gather_service(recipe: str, host: str, windows: int) -> Plan:
     `host` is a name that ssh knows, or localhost; DOCKER_HOST names its Docker engine. What runs is asked of that:
     the image by its labels, the device. Raises UsageProblem for a wrong recipe, Problem where none of it runs there.
     """
+    if host == "localhost" and is_remote():
+        raise UsageProblem(
+            f"--host localhost, and the Docker engine is at {engine_host()}: name that host, or unset it"
+        )
     loaded = with_options(load_recipe(recipe), 0, 1, windows)
     require_rules(loaded)
     machine = host_facts(host)
     require_applies(loaded.recipe, machine)
     spec = serving_spec(loaded, machine_profile(machine, load_machines()))
+    _refuse_key(spec)
     with closing(connect()) as client:
         running = find_service(client, loaded.recipe.id)
         built = held_image(loaded.recipe.engine.image, running.attrs["Image"])
         box = container(loaded, built.id, device_of(running), cache_of(running))
-    verify_image(built)
+    verify_image(built)  # without the GPU: the service has it, and its memory
     if is_remote():
         refuse_taken_port(spec.host, spec.port)  # the tunnel's end here
     note(f"Recipe {loaded.recipe.id}: the service on {host}, as it runs")

@@ -125,6 +125,6 @@ def noise(
     from bench.plan import Options, gather
 
     require_question(recipe, run, boots)
-    options = Options(recipe, port, boots, 0, runtime, **given(gpu, engine_python, engine_path))
+    options = Options(recipe, port, boots, 0, runtime, here=True, **given(gpu, engine_python, engine_path))
     made = measure(gather(options), Path(out)) if recipe else None
     raise Exit(code=print_noise(made or (Path(run) if run else None), made is not None, json))

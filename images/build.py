@@ -10,7 +10,7 @@ from images.base import BaseImage, ensure_base
 from images.command import run, run_shown, tail
 from images.context import context_identity, render_dockerfile, write_context
 from images.declaration import Build, Declaration, declaration
-from images.docker_engine import LABEL, DockerEngine, Image, docker_engine, find_image
+from images.docker_engine import LABEL, DockerEngine, Image, docker_engine, engine_host, find_image, is_local
 from images.engine import build_lock, declared_patches
 from images.errors import EngineProblem, UsageProblem
 from images.index import cache_root
@@ -213,10 +213,14 @@ def dockerfile_values(
 
 
 def _check_disk(build: Build) -> None:
-    asked = run(["docker", "info", "--format", "{{.DockerRootDir}}"]).stdout.strip()
-    for folder in (Path(asked or "/"), cache_root()):
+    """Raise EngineProblem where a disk of this machine lacks space; another machine's engine says so itself."""
+    folders = [cache_root()]
+    if is_local(engine_host()):
+        asked = run(["docker", "info", "--format", "{{.DockerRootDir}}"]).stdout.strip()
+        folders = [Path(asked or "/"), *folders]
+    for folder in folders:
         if not folder.is_dir():
-            continue  # the engine is on another machine; it will say so itself
+            continue  # a local engine in a machine of its own, as on a desktop
         free_gb = shutil.disk_usage(folder).free / 1e9
         if free_gb < build.disk_gb:
             raise EngineProblem(

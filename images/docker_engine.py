@@ -25,8 +25,6 @@ class DockerEngine:
 
     version: str
     platform: str
-    buildkit: bool
-    remote: bool
 
     @property
     def devices_by_cdi(self) -> bool:
@@ -74,17 +72,42 @@ def docker_engine() -> DockerEngine:
         raise DockerProblem(f"the Docker engine is {version or 'of an unknown version'}; wanted 20.10 or newer")
     arch = server.get("Arch", "")
     platform = MACHINES.get(arch, f"{server.get('Os', 'linux')}/{arch}")
-    buildkit = os.environ.get("DOCKER_BUILDKIT") != "0" and run(["docker", "buildx", "version"]).returncode == 0
-    return DockerEngine(version, platform, buildkit, is_remote())
+    return DockerEngine(version, platform)
+
+
+def engine_host() -> str:
+    """The address of the engine that `docker` talks to: DOCKER_HOST, else its context's; empty where none is named."""
+    named = os.environ.get("DOCKER_HOST")
+    if named:
+        return named
+    try:
+        asked = run(["docker", "context", "inspect", "--format", "{{.Endpoints.docker.Host}}"])
+    except OSError:
+        return ""
+    return asked.stdout.strip() if asked.returncode == 0 else ""
+
+
+def is_local(host: str) -> bool:
+    """Whether an engine's address is a socket of this machine, or the default."""
+    return not host or host.startswith(("unix://", "npipe://"))
 
 
 def is_remote() -> bool:
-    """Whether DOCKER_HOST names another machine."""
-    return os.environ.get("DOCKER_HOST", "").startswith(("ssh://", "tcp://"))
+    """Whether containers run on another machine, which ssh reaches.
+
+    Raises DockerProblem for an engine behind any other address: neither its machine's ports nor its facts come here.
+    """
+    host = engine_host()
+    if not is_local(host) and not host.startswith("ssh://"):
+        raise DockerProblem(
+            f"the Docker engine is at {host}, which brings neither its machine's ports nor its facts here: an engine "
+            "can't be served and measured there. Reach it by ssh: DOCKER_HOST=ssh://USER@HOST"
+        )
+    return not is_local(host)
 
 
 def _why_silent(said: str) -> str:
-    host = os.environ.get("DOCKER_HOST", "the local socket")
+    host = engine_host() or "the local socket"
     lower = said.lower()
     if "permission denied" in lower:
         return (

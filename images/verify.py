@@ -34,19 +34,21 @@ HOME = "/opt/station-recipes"
 def verify_image(built: Built, again: bool = False, device: str | None = None) -> list[Finding]:
     """Prove an image; an earlier proof of the same image counts, unless `again`.
 
-    `device` is the CDI name of a GPU, for the checks that need one.
+    `device` is the CDI name of a GPU, for the checks that need one: with it a proof made without one doesn't count.
     Raises ImageProblem, naming what was found and wanted, when a check fails.
     """
     kept = cache_root() / "proofs" / f"{built.id.removeprefix('sha256:')[:32]}.json"
-    findings = None if again else _read(kept)
-    if findings is None:
+    findings = None if again else _read(kept, device is not None)
+    fresh = findings is None
+    if fresh:
         findings = [*inside(built, device), *layers(built.id)]
     failed = [finding for finding in findings if finding.ok is False]
     if failed:
         kept.unlink(missing_ok=True)
         lines = "\n".join(f"  {each.id}: found {each.found}; wanted {each.wanted}" for each in failed)
         raise ImageProblem(f"the image {built.reference} is not what it must be:\n{lines}")
-    _keep(kept, findings)
+    if fresh:
+        _keep(kept, findings, device is not None)
     return findings
 
 
@@ -117,16 +119,18 @@ def layers(reference: str) -> list[Finding]:
     return [Finding("secrets", not found, "; ".join(found[:5]) or "none", "none in any layer")]
 
 
-def _read(file: Path) -> list[Finding] | None:
+def _read(file: Path, with_gpu: bool) -> list[Finding] | None:
     try:
         kept = json.loads(file.read_text())
-        return [Finding(**each) for each in kept["findings"]] if kept["schema"] == SCHEMA else None
+        counts = kept["schema"] == SCHEMA and (kept.get("gpu", False) or not with_gpu)
+        return [Finding(**each) for each in kept["findings"]] if counts else None
     except (OSError, ValueError, TypeError, KeyError):
         return None
 
 
-def _keep(file: Path, findings: list[Finding]) -> None:
+def _keep(file: Path, findings: list[Finding], with_gpu: bool) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     partial = file.with_suffix(".partial")
-    partial.write_text(json.dumps({"schema": SCHEMA, "findings": [asdict(each) for each in findings]}, indent=1))
+    told = {"schema": SCHEMA, "gpu": with_gpu, "findings": [asdict(each) for each in findings]}
+    partial.write_text(json.dumps(told, indent=1))
     partial.replace(file)

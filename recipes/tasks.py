@@ -42,8 +42,9 @@ def build(
     json=False,
 ):
     """Bring a recipe's engine image into the Docker engine, prove it, and lock the recipe to it."""
-    from recipes.engine_image import build_engine, order_for, parse_archs
+    from recipes.engine_image import build_engine, order_for, parse_archs, refuse_unwritten
 
+    refuse_unwritten(recipe, out, lock, proof, verify)
     options = {"source": source, "base": base, "platform": platform, "cuda_archs": parse_archs(archs), "again": again}
     order = order_for(recipe, image, **options)
     prove = "not" if not proof else "again" if verify else "once"

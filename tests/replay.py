@@ -1,5 +1,6 @@
 """The recorded /metrics of a real vLLM, served again with counters that grow as they did, and the gauges of a loaded server."""
 
+import gzip
 import http.server
 import re
 import threading
@@ -7,7 +8,7 @@ import time
 from pathlib import Path
 
 FIXTURES = Path(__file__).resolve().parent / "fixtures" / "monitoring"
-IDLE, LOADED = FIXTURES / "vllm-idle.txt", FIXTURES / "vllm-loaded.txt"
+IDLE, LOADED = FIXTURES / "vllm-idle.txt.gz", FIXTURES / "vllm-loaded.txt.gz"
 SAMPLE = re.compile(r"^([\w:]+(?:\{.*\})?) (\S+)$", re.M)
 PERIOD_S = 10.0
 GAUGES = {"vllm:num_requests_running": 6.0, "vllm:num_requests_waiting": 2.0, "vllm:kv_cache_usage_perc": 0.3}
@@ -19,9 +20,14 @@ GROWS = {
 }
 
 
+def recorded(file: Path) -> str:
+    """What the server said."""
+    return gzip.decompress(file.read_bytes()).decode()
+
+
 def samples(file: Path) -> dict[str, float]:
     """Name with labels to value."""
-    return {name: float(value) for name, value in SAMPLE.findall(file.read_text())}
+    return {name: float(value) for name, value in SAMPLE.findall(recorded(file))}
 
 
 def families(text: str) -> dict[str, str]:
@@ -49,7 +55,7 @@ class Replay(http.server.ThreadingHTTPServer):
             grown = self.after[match[1]] + periods * (self.after[match[1]] - self.before[match[1]] + GROWS.get(name, 0))
             return f"{match[1]} {GAUGES.get(name, grown)}"
 
-        return SAMPLE.sub(now, LOADED.read_text())
+        return SAMPLE.sub(now, recorded(LOADED))
 
     def close(self) -> None:
         self.shutdown()

@@ -12,12 +12,12 @@ import httpx
 from docker.errors import APIError, DockerException, NotFound
 from docker.models.containers import Container as DockerContainer
 
+from images.console import note
 from images.docker_engine import LABEL
 from images.errors import EngineProblem
 from recipes.run.docker import KIND, connect, create, owns_port, remove
 from recipes.run.longlived import drain
 from recipes.run.process import Progress, refuse_taken_port, wait_ready
-from recipes.run.tunnel import tunnel
 from recipes.spec import Container, ServingSpec
 
 STAYS = "lasting server"
@@ -68,7 +68,7 @@ class Watched:
 
 
 def start_contained(spec: ServingSpec, box: Container, progress: Progress = lambda _: None) -> ContainerRecord:
-    """Start a container that stays, and wait until it is ready.
+    """Start a container that stays, and wait until it is ready. The Docker engine is this machine's (see bench.plan).
 
     Raises EngineProblem when the port is taken or the engine doesn't become ready; nothing is left then.
     """
@@ -81,7 +81,7 @@ def start_contained(spec: ServingSpec, box: Container, progress: Progress = lamb
         except APIError as error:
             raise EngineProblem(f"Docker could not start the container: {error.explanation or error}") from error
         deadline = time.monotonic() + spec.ready_timeout_s
-        with tunnel(spec.host, spec.port), tempfile.TemporaryDirectory(prefix="station-recipes-") as folder:
+        with tempfile.TemporaryDirectory(prefix="station-recipes-") as folder:
             watched = Watched(container, Path(folder) / "server.log")
             wait_ready(spec, watched, deadline, progress, lambda: owns_port(container, spec.port))
     except BaseException:
@@ -92,13 +92,14 @@ def start_contained(spec: ServingSpec, box: Container, progress: Progress = lamb
 
 
 def contained() -> list[ContainerRecord]:
-    """Every lasting server of ours in the Docker engine; none where no engine answers."""
+    """Every lasting server of ours in the Docker engine; none, and a note, where there is `docker` and it won't say."""
     if shutil.which("docker") is None:
         return []
     try:
         found = connect().containers.list(all=True, filters={"label": f"{KIND}={STAYS}"})
         return sorted((_record(each) for each in found), key=lambda record: record.port)
-    except (DockerException, EngineProblem):
+    except (DockerException, EngineProblem) as error:
+        note(f"✘ Docker could not be asked which servers of ours it has: {error}")
         return []
 
 

@@ -15,7 +15,7 @@ from docker.models.containers import Container as DockerContainer
 from docker.types import DeviceRequest, Healthcheck, Mount, Ulimit
 
 from images.command import run
-from images.docker_engine import LABEL, DockerProblem, docker_engine, is_remote
+from images.docker_engine import LABEL, DockerProblem, docker_engine, engine_host, is_remote
 from images.errors import EngineProblem
 from recipes.render import (
     HEALTH_INTERVAL_S,
@@ -62,10 +62,11 @@ sys.exit(not wanted.intersection(links()))
 def connect() -> docker.DockerClient:
     """The Docker engine that the `docker` program talks to: DOCKER_HOST, else Docker's context.
 
-    Raises DockerProblem when none answers or it is too old.
+    Raises DockerProblem when none answers, it is too old, or is where nothing can be served from.
     """
+    is_remote()
     docker_engine()
-    host = os.environ.get("DOCKER_HOST") or _context_host()
+    host = engine_host()
     try:
         environ = {**os.environ, "DOCKER_HOST": host} if host else dict(os.environ)
         client = docker.from_env(environment=environ, use_ssh_client=True, timeout=120)
@@ -73,11 +74,6 @@ def connect() -> docker.DockerClient:
     except DockerException as error:
         raise DockerProblem(f"the Docker engine at {host or 'the local socket'} does not answer: {error}") from error
     return client
-
-
-def _context_host() -> str | None:
-    asked = run(["docker", "context", "inspect", "--format", "{{.Endpoints.docker.Host}}"])
-    return asked.stdout.strip() or None if asked.returncode == 0 else None
 
 
 @contextmanager
@@ -144,12 +140,9 @@ def create(client: docker.DockerClient, spec: ServingSpec, box: Container, kind:
 def sdk_options(spec: ServingSpec, box: Container) -> dict:
     """The options of a spec's container in the SDK's words; `docker_options` says the same for the command line."""
     check = health(spec)
-    environment: dict[str, str] | list[str] = container_environment(spec)
-    if spec.api_key_env and spec.api_key_env in os.environ:
-        environment = {**environment, spec.api_key_env: os.environ[spec.api_key_env]}
     return {
         "entrypoint": ["vllm"],
-        "environment": environment,
+        "environment": container_environment(spec),
         "labels": {f"{LABEL}.recipe": spec.recipe_id},
         "network_mode": "host",
         "read_only": True,

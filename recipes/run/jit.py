@@ -10,6 +10,7 @@ import json
 import shutil
 import tarfile
 import tempfile
+import zlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -28,6 +29,9 @@ FOLDERS = {
 }
 LABEL = "station-recipes-caches.json"
 LARGEST_BYTES = 20_000_000_000
+BLOCK_BYTES = 1_000_000
+# All that reading a file which somebody changed, cut off or never made can end in.
+DAMAGED = (OSError, tarfile.TarError, EOFError, KeyError, AttributeError, ValueError, zlib.error)
 
 
 @dataclass(frozen=True)
@@ -116,7 +120,9 @@ def restore(engine: Engine, file: Path) -> str:
                 if sum(each.size for each in members) > LARGEST_BYTES:
                     raise UsageProblem(f"{shown(file)} unpacks to more than {LARGEST_BYTES / 1e9:.0f} GB")
                 packed.extractall(name, members=members, filter="data")
-        except (OSError, tarfile.TarError, EOFError, KeyError, AttributeError, ValueError) as error:
+                while packed.fileobj.read(BLOCK_BYTES):  # to the end of the gzip: its checksum stands there
+                    pass
+        except DAMAGED as error:
             raise UsageProblem(f"{shown(file)}: no caches that were saved by this tool: {error}") from error
         unpacked = Path(name) / "caches"
         if not unpacked.is_dir():

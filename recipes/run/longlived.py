@@ -1,12 +1,13 @@
 """Room recipes: servers that outlive the command that started them: state on disk, never a stale pid trusted."""
 
+import fcntl
 import json
 import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,7 +17,7 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from images.engine import Engine
-from images.errors import UsageProblem
+from images.errors import OutsideProblem, UsageProblem
 from recipes.run.process import Progress, environment, refuse_taken_port, wait_ready
 from recipes.run.supervised import birth_of
 from recipes.run.supervisor import descendants_of
@@ -81,11 +82,55 @@ class Detached:
 def start(spec: ServingSpec, engine: Engine, state: Path, progress: Progress = lambda _: None) -> Record:
     """Start a server that stays, wait until it is ready, and record it.
 
-    Raises EngineProblem when the port is taken or the engine doesn't become ready; nothing is left then.
+    Raises EngineProblem when the port is taken or the engine doesn't become ready, OSError when it can't be recorded;
+    nothing is left then.
     """
-    refuse_taken_port(spec.host, spec.port)
     folder = state / "servers"
     folder.mkdir(parents=True, exist_ok=True)
+    with _port_held(folder, spec.port):
+        refuse_taken_port(spec.host, spec.port)
+        _refuse_recorded(state, spec.port)
+        record, process = _begin(spec, engine, folder)
+        try:
+            # Recorded before it is ready: a crash of ours in between must not lose it.
+            _write(folder / f"{spec.port}.json", record)
+            wait_ready(spec, process, time.monotonic() + spec.ready_timeout_s, progress)
+        except BaseException:
+            _end(record, KILL_AFTER_S)
+            _forget(record, state)
+            raise
+    return record
+
+
+@contextmanager
+def _port_held(folder: Path, port: int) -> Iterator[None]:
+    """Hold a port's lock while a server is started on it: until the engine listens, the port itself looks free.
+
+    Raises OutsideProblem while another command holds it.
+    """
+    with (folder / f"{port}.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise OutsideProblem(
+                f"another `./inv serve` is starting a server on port {port}: wait for it, or choose another port: "
+                f"--port {port + 1}"
+            ) from None
+        yield
+
+
+def _refuse_recorded(state: Path, port: int) -> None:
+    """Raise OutsideProblem for a recorded server that lives and doesn't listen yet: whoever started it was killed."""
+    for record in records(state):
+        if record.port == port and condition(record) != "gone":
+            raise OutsideProblem(
+                f"{record.recipe} is recorded on port {port} and hasn't answered yet (process {record.pid}): "
+                f"./inv stop --port {port} ends it; or choose another port: --port {port + 1}"
+            )
+
+
+def _begin(spec: ServingSpec, engine: Engine, folder: Path) -> tuple[Record, Detached]:
+    """Start the engine in a session of its own, its output in the port's log."""
     log = folder / f"{spec.port}.log"
     argv = [*engine.command(), *spec.argv]
     with log.open("wb") as sink:
@@ -108,21 +153,23 @@ def start(spec: ServingSpec, engine: Engine, state: Path, progress: Progress = l
         stop_timeout_s=spec.stop_timeout_s,
         started=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
     )
-    # Recorded before it is ready: a crash of ours in between must not lose it.
-    _write(folder / f"{spec.port}.json", record)
-    try:
-        wait_ready(spec, process, time.monotonic() + spec.ready_timeout_s, progress)
-    except BaseException:
-        _end(record, KILL_AFTER_S)
-        (folder / f"{spec.port}.json").unlink(missing_ok=True)
-        raise
-    return record
+    return record, process
 
 
 def _write(file: Path, record: Record) -> None:
     partial = file.with_suffix(".json.partial")
-    partial.write_text(json.dumps(asdict(record), indent=2, sort_keys=True) + "\n")
-    partial.replace(file)
+    try:
+        partial.write_text(json.dumps(asdict(record), indent=2, sort_keys=True) + "\n")
+        partial.replace(file)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def _forget(record: Record, state: Path) -> None:
+    """Remove a server's record, unless the port's record is another server's by now."""
+    if record in records(state):
+        (state / "servers" / f"{record.port}.json").unlink(missing_ok=True)
 
 
 def records(state: Path) -> list[Record]:
@@ -188,7 +235,7 @@ def stop(record: Record, state: Path, drain_s: float, progress: Callable[[int | 
     if condition(record) != "gone":
         cut = drain(record, drain_s, progress)
         _end(record, record.stop_timeout_s)
-    (state / "servers" / f"{record.port}.json").unlink(missing_ok=True)
+    _forget(record, state)
     return cut
 
 

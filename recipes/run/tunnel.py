@@ -1,4 +1,4 @@
-"""Room recipes: a port of the machine that DOCKER_HOST=ssh:// names, brought to the same port here."""
+"""Room recipes: a port of the machine that ssh:// names as the Docker engine's, brought to the same port here."""
 
 import os
 import socket
@@ -10,6 +10,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from images.command import tail
+from images.docker_engine import engine_host
 from images.errors import EngineProblem
 from recipes.run.supervised import base_environment, supervised
 
@@ -32,7 +33,7 @@ def tunnel(host: str, port: int) -> Iterator[None]:
 
     Raises EngineProblem when ssh can't.
     """
-    target = ssh_target(os.environ.get("DOCKER_HOST", ""))
+    target = ssh_target(engine_host())
     if target is None:
         yield
         return

@@ -160,3 +160,4 @@ def test_a_docker_engine_on_another_machine_serves_over_ssh(cpu_image, tmp_path)
         answer = subprocess.run(argv, capture_output=True, text=True, check=False, env={**os.environ, **environ})
         assert answer.returncode == 0, answer.stderr + answer.stdout
         assert json.loads(answer.stdout)["state"] == "REPRODUCED"
+        assert f"asking {environ['DOCKER_HOST']} what it is" in answer.stderr, "the run's facts are that machine's"

@@ -7,7 +7,7 @@ from recipes.run.fetch import fetch
 from recipes.run.supervised import birth_of
 from tests.disturbed import until_timed
 from tests.ports import free_port
-from tests.replay import LOADED, families
+from tests.replay import LOADED, families, recorded
 
 
 def test_a_served_recipe_is_measured_at_its_address_and_judges_no_claim(inv, tmp_path: Path):
@@ -20,8 +20,8 @@ def test_a_served_recipe_is_measured_at_its_address_and_judges_no_claim(inv, tmp
         (seen,) = json.loads(inv("status", "--json", **state).stdout)
         assert (seen["state"], seen["in_flight"], seen["pid"]) == ("ready", 0, record["pid"])
         live = families(fetch(f"{record['url']}/metrics").text)
-        recorded = families(LOADED.read_text()).items()
-        assert {name: kind for name, kind in recorded if "spec_decode" not in name}.items() <= live.items()
+        told = families(recorded(LOADED)).items()
+        assert {name: kind for name, kind in told if "spec_decode" not in name}.items() <= live.items()
         argv = ["bench", "--recipe", "micro/base", "--url", record["url"], "--out", str(tmp_path / "runs"), "--json"]
         answers = []
 

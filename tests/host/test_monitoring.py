@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from tests.host.playbook import ANSIBLE, play
-from tests.replay import LOADED, Replay, families
+from tests.replay import LOADED, Replay, families, recorded
 
 SERVER, PROMETHEUS, EXPORTER, ALONE = 5451, 5452, 5453, 5454
 WINDOW = "10s"
@@ -173,9 +173,9 @@ def test_the_rules_are_loaded_and_healthy_and_the_targets_are_up(prometheus):
 
 
 def test_every_vllm_metric_that_an_alert_reads_is_one_that_vllm_has(config):
-    recorded = families(LOADED.read_text()).keys()
+    told = families(recorded(LOADED)).keys()
     read = set(re.findall(r"vllm:\w+", (config / "alerts.yml").read_text()))
-    assert len(read) >= 5 and read <= recorded
+    assert len(read) >= 5 and read <= told
 
 
 # What a healthy host says, minute by minute.

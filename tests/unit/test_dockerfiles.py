@@ -36,7 +36,7 @@ def rendered(name: str, platform: str, suite: str, install: bool = False, archs:
     )
     packages = tuple(build.packages) if install else ()
     base = BaseImage(f"debian@sha256:{'a' * 64}", f"sha256:{'b' * 64}", suite, python, packages)
-    engine = DockerEngine("20.10.24", platform, buildkit=False, remote=False)
+    engine = DockerEngine("20.10.24", platform)
     values = dockerfile_values(facts, build, Order(name, cuda_archs=archs), engine, base, house)
     return render_dockerfile(name, {**values, "identity": "0" * 16})
 

@@ -9,19 +9,22 @@ from pathlib import Path
 
 import pytest
 
-from images import base
+from images import base, verify
 from images.base import ensure_base
-from images.build import Order, build_image, explain
+from images.build import Built, Order, _check_disk, build_image, explain
 from images.declaration import MACHINE_OF, Declaration, Wheel, declaration, known_images
-from images.docker_engine import DockerEngine, DockerProblem, docker_engine
+from images.docker_engine import DockerEngine, DockerProblem, docker_engine, engine_host, is_remote
 from images.errors import EngineProblem, UsageProblem
 from images.pins_file import pins_for, read_pins
 from images.secrets import kinds
 from images.validate import validate
 from images.verify_checks import MACHINES as MACHINES_INSIDE
+from images.verify_checks import Finding
 from images.wheels import explain as explain_pip
 from images.wheels import fetch_wheel
 from images.yaml_source import Mark
+from recipes.run.docker import connect
+from recipes.run.tunnel import ssh_target
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PLATFORMS = ("linux/amd64", "linux/arm64")
@@ -74,6 +77,49 @@ def test_an_engine_that_is_too_old_is_refused_with_both_versions(fake_docker):
 def test_whether_devices_can_be_named_by_cdi_follows_the_version(fake_docker, number, cdi):
     fake_docker(version(number))
     assert docker_engine().devices_by_cdi is cdi
+
+
+def test_a_docker_context_that_leads_to_another_machine_is_one_for_all_who_ask(fake_docker, monkeypatch):
+    fake_docker("echo ssh://root@station:2222")
+    monkeypatch.delenv("DOCKER_HOST", raising=False)
+    assert (engine_host(), is_remote()) == ("ssh://root@station:2222", True)
+    assert ssh_target(engine_host()) == ["-p", "2222", "--", "root@station"]
+    monkeypatch.setenv("DOCKER_HOST", "unix:///run/docker.sock")  # as in `docker` itself, it goes before the context
+    assert not is_remote()
+
+
+def test_an_engine_behind_a_bare_port_is_refused_at_once_with_the_way_to_it(fake_docker, monkeypatch):
+    fake_docker(version("26.1.5"))
+    monkeypatch.setenv("DOCKER_HOST", "tcp://station:2376")
+    with pytest.raises(DockerProblem, match=r"is at tcp://station:2376, .* Reach it by ssh: DOCKER_HOST=ssh://"):
+        connect()
+
+
+def test_no_disk_of_this_machine_stands_for_the_disk_of_another_machine_s_engine(fake_docker, monkeypatch, tmp_path):
+    monkeypatch.setenv("STATION_RECIPES_CACHE", str(tmp_path / "cache"))
+    fake_docker("echo /")
+    build = declaration("cpu").sources.build.model_copy(update={"disk_gb": 10**9})
+    monkeypatch.setenv("DOCKER_HOST", "ssh://root@station")
+    _check_disk(build)
+    monkeypatch.setenv("DOCKER_HOST", "unix:///run/docker.sock")
+    with pytest.raises(EngineProblem, match="the build needs 1000000000 GB in /,"):
+        _check_disk(build)
+
+
+def test_a_proof_without_a_gpu_does_not_count_where_there_is_one(monkeypatch, tmp_path):
+    monkeypatch.setenv("STATION_RECIPES_CACHE", str(tmp_path))
+    asked = []
+
+    def inside(_built: Built, device: str | None) -> list[Finding]:
+        asked.append(device)
+        return [Finding("engine", True if device else None, "", "8 tokens")]
+
+    monkeypatch.setattr(verify, "inside", inside)
+    monkeypatch.setattr(verify, "layers", lambda _: [])
+    built = Built("cuda", "build", f"sha256:{'1' * 64}", None, "id", "0.32.0", "linux/amd64", 1, False, ())
+    for device in (None, None, "nvidia.com/gpu=A", "nvidia.com/gpu=A", None):
+        verify.verify_image(built, device=device)
+    assert asked == [None, "nvidia.com/gpu=A"]
 
 
 def test_no_source_is_taken_silently_instead_of_another(fake_docker):
@@ -148,7 +194,7 @@ def test_a_base_that_can_t_be_made_here_names_every_package_that_is_missing(
         (tmp_path / "debian.gpg").touch()
     build = declaration("cpu").sources.build
     with pytest.raises(EngineProblem, match=said):
-        ensure_base(build, None, DockerEngine("26.1.5", "linux/amd64", True, False), tmp_path / "log")
+        ensure_base(build, None, DockerEngine("26.1.5", "linux/amd64"), tmp_path / "log")
 
 
 @pytest.fixture

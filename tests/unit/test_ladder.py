@@ -2,6 +2,7 @@
 
 import io
 import json
+import random
 import sys
 import tarfile
 from dataclasses import replace
@@ -121,6 +122,23 @@ def test_compiled_kernels_are_saved_and_restored_to_the_byte(engine, tmp_path):
     other = Engine("cuda", "0.32.0", Path(sys.executable), "f" * 16)
     with pytest.raises(UsageProblem, match="holds caches of cuda 0123456789abcdef; this engine is cuda ffff"):
         restore(other, tmp_path / "kept.tar.gz")
+
+
+@pytest.mark.parametrize("content", ["random", "text"])
+def test_kernels_that_were_damaged_on_the_way_are_refused_and_the_caches_stay_as_they_were(engine, tmp_path, content):
+    """Random bytes are stored as they are, and unpack to something whatever befell them: only the checksum tells."""
+    kernel = cache_home(engine) / "triton" / "kernel.cubin"
+    kernel.parent.mkdir(parents=True)
+    kernel.write_bytes(random.Random(1).randbytes(400_000) if content == "random" else b"all kinds of text" * 99_999)
+    before, file = look(engine), tmp_path / "kept.tar.gz"
+    save(engine, file)
+    whole = bytearray(file.read_bytes())
+    middle = len(whole) // 2
+    whole[middle : middle + 2000] = bytes(2000)
+    file.write_bytes(whole)
+    with pytest.raises(UsageProblem, match="no caches that were saved by this tool"):
+        restore(engine, file)
+    assert look(engine) == before
 
 
 @pytest.mark.parametrize("hostile", ["../escaped", "/absolute", "link", "device", "cut", "text"])

@@ -12,13 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.analyse import analyse_window, rounded
-from bench.ceiling import ceiling_of, refuse_crowded
+from bench.ceiling import ceiling_of, client_engine, refuse_crowded
 from bench.ceilings import store_ceiling, stored_ceiling
 from bench.clients import ASSUMED_CEILING, Gate, choose_clients, split_prompts, split_streams
 from bench.load import LoadProblem, merge, run_window
 from bench.saturation import dispatch_delay, dispatch_share
 from images.engine import Engine
-from images.errors import EngineProblem
+from images.errors import EngineProblem, UsageProblem
+from recipes.load import load_recipe
 from tests.runs import closed_loop, recipe
 
 ENGINE = Engine("cpu", "0.32.0", Path(sys.executable), "0" * 16)
@@ -164,6 +165,19 @@ def test_a_client_that_never_gets_ready_is_a_clear_error(tmp_path, monkeypatch):
     finally:
         sleeper.popen.kill()
         sleeper.popen.wait()
+
+
+def test_the_client_behind_an_interpreter_is_measured_where_the_engine_is_a_container_s_only(tmp_path):
+    loaded = load_recipe("nemotron-h-synthetic")
+    with pytest.raises(UsageProblem, match="runs in a container, .* --engine-python PYTHON"):
+        client_engine(loaded, None, ())
+    with pytest.raises(UsageProblem, match="--engine-path is a folder for the interpreter of --engine-python"):
+        client_engine(loaded, None, (str(tmp_path),))
+    python = tmp_path / "python"
+    python.write_text("""#!/bin/sh\necho '{"version": "0.32.0", "identity": "0123456789abcdef"}'\n""")
+    python.chmod(0o755)
+    engine = client_engine(loaded, str(python), ())
+    assert (engine.name, engine.identity, engine.python) == ("cuda", "0123456789abcdef", python)
 
 
 def test_a_ceiling_is_what_a_whole_core_allows_and_holds_for_one_machine_and_engine(tmp_path, monkeypatch):

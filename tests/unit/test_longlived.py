@@ -1,7 +1,9 @@
 """Long-lived servers: found again, drained before they are stopped, and never mistaken for another process."""
 
+import errno
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -12,9 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from images.errors import EngineProblem, UsageProblem
+from images.errors import EngineProblem, OutsideProblem, UsageProblem
+from recipes.run import longlived
 from recipes.run.longlived import condition, find, in_flight, machine_boot, records, start, stop
 from recipes.run.supervised import birth_of
+from tests.ports import free_port
 from tests.unit.test_process import ENGINE, alive, spec, wait_gone
 
 
@@ -106,6 +110,51 @@ def test_a_killed_command_leaves_a_record_of_the_server_it_had_started(tmp_path)
     assert wait_gone([record.pid]) == []
 
 
+def test_a_second_start_on_a_port_leaves_the_first_one_and_its_log_and_record_alone(state):
+    subject, refusals = spec("hang", timeout_s=2), []
+
+    def again(_: str) -> None:
+        if not refusals:
+            with pytest.raises(OutsideProblem, match="another `./inv serve` is starting a server on port") as refused:
+                start(subject, ENGINE, state)
+            refusals.append(refused)
+            (record,) = records(state)
+            assert condition(record) == "starting or stuck"
+
+    with pytest.raises(EngineProblem, match="not ready after 2 s"):
+        start(subject, ENGINE, state, again)
+    assert refusals and records(state) == []
+
+
+def test_a_server_whose_starter_was_killed_keeps_its_port_although_it_does_not_listen_yet(state):
+    record = start(spec("ready"), ENGINE, state)
+    elsewhere = replace(record, port=free_port())  # recorded on a port where nothing listens
+    (state / "servers" / f"{elsewhere.port}.json").write_text(json.dumps(asdict(elsewhere)))
+    with pytest.raises(OutsideProblem, match=rf"recorded on port {elsewhere.port} .* \./inv stop --port"):
+        start(replace(spec("ready"), port=elsewhere.port), ENGINE, state)
+    assert elsewhere in records(state)
+
+
+def test_a_server_that_can_not_be_recorded_is_ended(state, monkeypatch):
+    begun = []
+
+    def full(_: Path, record: longlived.Record) -> None:
+        begun.append(record)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(longlived, "_write", full)
+    with pytest.raises(OSError, match="No space left"):
+        start(spec("hang"), ENGINE, state)
+    assert wait_gone([begun[0].pid]) == []
+
+
+def test_stopping_a_server_never_forgets_the_one_that_has_its_port_by_now(state):
+    record = start(spec("ready"), ENGINE, state)
+    before = replace(record, pid=2**22 + 1)
+    stop(before, state, 0, lambda _: None)
+    assert records(state) == [record]
+
+
 def test_which_server_is_asked_for_when_there_are_several(state):
     with pytest.raises(UsageProblem, match="none is recorded"):
         find(records(state), None)
@@ -122,6 +171,14 @@ def test_a_broken_state_file_hides_no_other_server(state):
     (state / "servers" / "1.json").write_text("{")
     (state / "servers" / "2.json").write_text(json.dumps({"pid": 1}))
     assert records(state) == [record]
+
+
+def test_a_docker_engine_that_does_not_answer_is_said_by_status_and_hides_no_server(inv, state):
+    record = start(spec("ready"), ENGINE, state)
+    answer = inv("status", "--json", STATION_RECIPES_STATE=str(state), DOCKER_HOST=f"unix://{state}/none.sock")
+    assert [each["port"] for each in json.loads(answer.stdout)] == [record.port]
+    said = "Docker could not be asked which servers of ours it has" in answer.stderr
+    assert said is (shutil.which("docker") is not None), answer.stderr
 
 
 def test_status_and_stop_through_the_front_door(inv, state):

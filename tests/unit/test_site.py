@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -12,10 +14,12 @@ import pytest
 from bench import plan
 from images.build import Built
 from images.docker_engine import DockerProblem
-from images.errors import UsageProblem
+from images.errors import EngineProblem, UsageProblem
+from recipes import engine_image
 from recipes.adopted import OPTIONS, Site, from_options
 from recipes.load import load_recipe
 from recipes.lock import with_revision
+from recipes.machine import machine_facts as machine_facts_here
 from recipes.machine import require_applies, why_not
 from recipes.saying import change_site
 from recipes.site import OwnSite, accept_image, own_site, site_file
@@ -218,7 +222,8 @@ def test_on_a_station_the_published_recipe_s_plan_is_whole_once_commit_image_and
     facts = machine_facts.collect(state / "root", Recorded(SOUND), folders=["/"])
     built = Built("cuda", "build", IMAGE, None, "id", "0.32.0", "linux/arm64", 1, False, ())
     monkeypatch.setattr(plan, "held_image", lambda name, image: replace(built, name=name, id=image))
-    monkeypatch.setattr(plan, "verify_image", lambda built: [])
+    proved_on = []
+    monkeypatch.setattr(plan, "verify_image", lambda built, device: proved_on.append(device))
     monkeypatch.setattr(plan, "docker_engine", lambda: SimpleNamespace(devices_by_cdi=True))
     for said, wanted in (
         ({}, "needs a confirmed commit"),
@@ -232,12 +237,108 @@ def test_on_a_station_the_published_recipe_s_plan_is_whole_once_commit_image_and
     found = plan.plan_for(load_recipe(FAMILY), plan.Options(), facts)
     gb300 = next(gpu["uuid"] for gpu in facts["gpus"] if "GB300" in gpu["name"])
     assert (found.box.image, found.box.device, found.box.cache) == (IMAGE, f"nvidia.com/gpu={gb300}", state)
+    assert found.box.device == proved_on[-1]
     assert found.weights == folder
     assert found.tokenizer_for_client == snapshot(Path("/cache"), found.loaded.recipe.model)
     assert found.spec.argv[:4] == ("serve", REPO, "--revision", COMMIT)
     monkeypatch.setattr(plan, "docker_engine", lambda: SimpleNamespace(devices_by_cdi=False))
     with pytest.raises(DockerProblem, match="older than 25"):
         plan.plan_for(load_recipe(FAMILY), plan.Options(), facts)
+
+
+@pytest.fixture
+def station_over_ssh(tmp_path: Path, monkeypatch):
+    """A Docker engine on another machine: an `ssh` that runs what it is given here, and keeps its words."""
+    program = tmp_path / "ssh"
+    program.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/said\nfor last; do :; done\nexec sh -c "$last"\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("DOCKER_HOST", "ssh://root@station:2222")
+    monkeypatch.setattr(plan, "machine_facts", lambda: {"slug": "this computer"})
+    monkeypatch.setattr(plan, "plan_for", lambda *asked: asked)
+    return program
+
+
+def test_the_machine_of_a_run_is_the_docker_engine_s_where_that_is_another_one(station_over_ssh, tmp_path):
+    for options, away in (
+        (plan.Options("nemotron-h-synthetic"), True),
+        (plan.Options("micro", runtime="docker"), True),
+        (plan.Options(runtime="docker"), True),
+        (plan.Options("micro"), False),
+        (plan.Options("nemotron-h-synthetic", engine_python=sys.executable), False),
+        (plan.Options("nemotron-h-synthetic", url="http://127.0.0.1:1"), False),
+    ):
+        _, _, machine, elsewhere = plan.gather(options)
+        assert elsewhere is away
+        assert (machine["slug"] != "this computer" and bool(machine["cpu"]["cores"])) is away
+    assert "-p 2222 -- root@station python3 -c" in (tmp_path / "said").read_text()
+    station_over_ssh.write_text("#!/bin/sh\necho 'Permission denied (publickey).' >&2; exit 255\n")
+    with pytest.raises(EngineProblem, match=r"ssh://root@station:2222, .* Permission denied .* Wanted: ssh without"):
+        plan.gather(plan.Options("nemotron-h-synthetic"))
+
+
+def test_an_address_without_a_host_is_said(station_over_ssh, monkeypatch):
+    monkeypatch.setenv("DOCKER_HOST", "ssh://")
+    with pytest.raises(UsageProblem, match="ssh:// names no host of a Docker engine"):
+        plan.gather(plan.Options("micro", runtime="docker"))
+
+
+def test_what_stays_or_measures_this_machine_is_refused_where_the_docker_engine_is_another_s(station_over_ssh):
+    with pytest.raises(UsageProblem, match=r"the Docker engine is at ssh://root@station:2222, .* \./inv provision"):
+        plan.gather(plan.Options("micro", runtime="docker", here=True))
+    with pytest.raises(UsageProblem, match="--host localhost, and the Docker engine is at ssh://root@station:2222"):
+        plan.gather_service("micro", "localhost", 0)
+
+
+def test_a_ladder_says_that_it_measures_no_other_machine_s_engine(station_over_ssh, monkeypatch):
+    monkeypatch.undo()
+    monkeypatch.setenv("DOCKER_HOST", "ssh://root@station:2222")
+    with pytest.raises(UsageProblem, match="only reproduce and quality measure another machine's"):
+        plan.plan_for(load_recipe("micro"), plan.Options(runtime="docker"), machine_facts_here())
+
+
+def test_a_recipe_with_an_api_key_is_served_by_provisioning_only():
+    loaded = load_recipe("micro")
+    runtime = loaded.recipe.runtime.model_copy(update={"api_key_env": "VLLM_API_KEY"})
+    loaded = replace(loaded, recipe=loaded.recipe.model_copy(update={"runtime": runtime}))
+    for way in plan.RUNTIMES:
+        with pytest.raises(UsageProblem, match=r"wants an API key .* \./inv provision serves it"):
+            plan.plan_for(loaded, plan.Options(runtime=way), machine_facts_here())
+
+
+def test_an_image_is_proved_on_the_gpu_that_is_named_or_the_only_one(monkeypatch, capsys):
+    asked = {"gpus": []}
+    monkeypatch.setattr(engine_image, "engine_host", lambda: "")
+    monkeypatch.setattr(engine_image, "machine_facts", lambda: asked)
+    monkeypatch.setattr(engine_image, "docker_engine", lambda: SimpleNamespace(devices_by_cdi=True))
+    assert (engine_image.proof_device("cuda"), capsys.readouterr().err) == (None, "")
+    asked["gpus"] = [{"uuid": "GPU-0001"}]
+    assert (engine_image.proof_device("cuda"), engine_image.proof_device("cpu")) == ("nvidia.com/gpu=GPU-0001", None)
+    asked["gpus"].append({"uuid": "GPU-0002"})
+    assert engine_image.proof_device("cuda") is None and "./inv site --gpu UUID" in capsys.readouterr().err
+    say(gpu="GPU-0002")
+    assert engine_image.proof_device("cuda") == "nvidia.com/gpu=GPU-0002"
+    monkeypatch.setattr(engine_image, "docker_engine", lambda: SimpleNamespace(devices_by_cdi=False))
+    assert engine_image.proof_device("cuda") is None and "older than 25" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (["--image", "cpu", "--archs", "9.0a"], "the cpu image has no GPU kernels"),
+        (["--image", "cuda", "--source", "build", "--archs", "10.3a,banana"], "--archs banana: wanted GPU archit"),
+        (
+            ["--image", "cuda", "--base", "a@b", "--again"],
+            "--base, --again: cuda is pulled as it is; .*: --source build",
+        ),
+        (["--image", "cpu", "--out", "F"], "--out is the file of a recipe's lock: it needs --recipe"),
+        (["--recipe", "micro", "--out", "F", "--no-lock"], "--out is the file of a recipe's lock: it needs --recipe"),
+        (["--image", "cpu", "--verify", "--no-proof"], "take one of them"),
+    ],
+)
+def test_a_build_is_told_nothing_that_it_would_not_heed(inv, asked, said):
+    answer = inv("build", *asked, DOCKER_HOST="unix:///nowhere.sock")
+    assert answer.returncode == 2 and re.search(said, answer.stderr.replace("\n", " ")), answer.stderr
 
 
 def test_site_through_the_front_door(inv, state: Path):
