@@ -20,7 +20,6 @@ RUNTIME = "process or docker; default: as the recipe says"
 
 @task(
     iterable=["engine_path"],
-    auto_shortflags=False,
     help={
         "recipe": f"{RECIPE}; default: the one for this machine",
         "port": "port on 127.0.0.1 instead of the recipe's",
@@ -55,7 +54,6 @@ def reproduce(
 
 @task(
     iterable=["engine_path"],
-    auto_shortflags=False,
     help={
         "recipe": f"{RECIPE}; its engine's client is measured; default: the one for this machine",
         **{name: GIVEN[name] for name in ("engine-python", "engine-path")},
@@ -77,7 +75,6 @@ def ceiling(_c, recipe=None, engine_python=None, engine_path=None, json=False):
 
 
 @task(
-    auto_shortflags=False,
     help={
         "recipe": RECIPE,
         "url": "measure a server someone else started, such as http://127.0.0.1:8000",
@@ -106,7 +103,6 @@ def bench(_c, recipe=None, url=None, host=None, windows=0, out=RUNS, json=False)
 
 @task(
     iterable=["engine_path"],
-    auto_shortflags=False,
     help={
         "recipe": f"{RECIPE}; default: the one for this machine",
         "port": "port on 127.0.0.1 instead of the recipe's",
@@ -149,7 +145,6 @@ def stop(_c, port=0, drain=60, json=False):
 
 @task(
     iterable=["engine_path"],
-    auto_shortflags=False,
     help={
         "recipe": f"{RECIPE}; default: the one for this machine",
         "run": "take the answers of this run instead of serving a recipe",

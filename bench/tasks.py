@@ -94,7 +94,6 @@ def export(_c, run, to="", out=""):
 
 @task(
     iterable=["engine_path"],
-    auto_shortflags=False,
     help={
         "recipe": f"{RECIPE}: make an A/A run of it and keep its noise floor",
         "run": "take the noise floor of this run of this machine, of three boots at least",

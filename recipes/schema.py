@@ -81,7 +81,8 @@ class Runtime(Part):
     ready_timeout_s: int = Field(default=300, ge=1, le=7200, description="deadline for the first real completion")
     stop_timeout_s: int = Field(default=5, ge=1, le=600, description="from SIGTERM to SIGKILL")
     api_key_env: Literal["VLLM_API_KEY"] | None = Field(
-        default=None, description="the variable the engine reads its API key from; its value never stands in an output"
+        default=None,
+        description="the variable that has the engine's API key, for `provision`; its value stands in no output",
     )
     ipc: Literal["private", "host"] = Field(default="private", description="containers: IPC namespace")
     shm_gb: int = Field(default=8, ge=1, le=512, description="containers: size of /dev/shm")

@@ -112,7 +112,7 @@ HOSTS = {
 }
 
 
-@task(help=HOSTS, iterable=["set"], auto_shortflags=False)  # Invoke would show -h for --host, and -h is --help
+@task(help=HOSTS, iterable=["set"])
 def doctor(_c, host="", inventory=None, set=None, json=False):  # noqa: A002
     """Look at hosts: every finding with found, wanted and remedy; changes nothing. 8 if something is wrong."""
     from recipes.hosts import doctor
@@ -130,7 +130,6 @@ def doctor(_c, host="", inventory=None, set=None, json=False):  # noqa: A002
         "check": "say what would change, and change nothing",
     },
     iterable=["set"],
-    auto_shortflags=False,
 )
 def provision(
     _c,

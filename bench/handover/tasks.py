@@ -14,7 +14,6 @@ SOURCE = "a bundle's tar or folder, docker://HOST/NAME:VERSION of a registry, or
 @task(
     iterable=["run", "image"],
     optional=["with_image"],
-    auto_shortflags=False,
     help={
         "recipe": RECIPE,
         "out": "file to write, such as micro.tar; a name that ends in / is written as a folder",
@@ -72,7 +71,6 @@ def bundle(
 @task(
     positional=["source"],
     iterable=["mirror"],
-    auto_shortflags=False,
     help={
         "source": SOURCE,
         "recipe": "of a repository with several bundles, the one to take",

@@ -12,7 +12,6 @@ BOOTS = 3
 
 @task(
     iterable=["engine_path", "guard", "join"],
-    auto_shortflags=False,
     help={
         "recipe": "a family, such as micro",
         "show": "print what each rung changes and what was published; nothing is run",

@@ -1,6 +1,7 @@
 """Room bench: what to do about a guard that failed, in one line a guard."""
 
 QUIET = "the machine was busy or stood still: end other work on it, run again"
+CLIENTS = "./inv ceiling measures once what one client can do, then more of them share the load (not in a container)"
 SOMEBODY_ELSE = (
     "somebody else's requests reached the server, or the client lost some: give it a port of its own, run again"
 )
@@ -29,12 +30,12 @@ REMEDIES = {
     "counter_gaps": QUIET,
     "acceptance": "prompts and checkpoint must be the claim's, acceptance depends on both (./inv compare)",
     "peak": "client and server disagree about the rate: nothing may buffer the streams between them; run again",
-    "little": "requests waited where the server doesn't see them: no proxy in between; ./inv ceiling, run again",
+    "little": "requests waited where the server doesn't see them: no proxy in between; run again",
     "straggler": "one request took far longer than the others: end other work on the machine, run again",
     "degenerate_text": "outputs repeat themselves, which drafts too well: use real prompts and check the weights",
-    "dispatch_delay": "the load client was late: end other work; ./inv ceiling lets more clients share the load",
+    "dispatch_delay": f"the load client was late: end other work; {CLIENTS}",
     "cold_engine": "compiling in the log: the caches were empty, run again; else the machine was busy",
-    "client_saturation": "the load client was the limit: ./inv ceiling measures it, then more clients share the load",
+    "client_saturation": f"the load client was the limit: {CLIENTS}",
     "running": "the server's memory had no room for all streams at once (its log: Maximum concurrency), so they "
     "queued: ask for fewer (ladder --shape), for fewer drafts, or take a larger card",
     "telemetry_gaps": QUIET,
