@@ -6,11 +6,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from bench.evidence import read_evidence
-from bench.handover.runs import items_of
+from bench.handover.runs import items_of, judged_for
 from bench.handover.text import MARKS
 from bench.plan import choose_runtime
-from bench.runfolder import seal_faults
-from bench.verdict import judge
 from images.console import emit_json, note, out, stage, table
 from images.errors import BundleProblem, Problem
 from images.registry import Wire
@@ -21,11 +19,12 @@ from recipes.adopted import Adopted, Site, from_options
 from recipes.bundle.adopt import Candidate, Wishes, candidate, keep, would_change
 from recipes.bundle.carry import ARCHIVE, own_kernels, place_caches
 from recipes.bundle.fits import Finding, preflight_findings
-from recipes.bundle.layout import GB
+from recipes.bundle.layout import GB, CarriedRun
 from recipes.bundle.read import Limits
 from recipes.bundle.sign import read_public_key
 from recipes.bundle.source import Choice, brought
 from recipes.machine import machine_facts
+from recipes.schema import Recipe
 
 PROBLEMS_FOUND = 8
 MEASURED = frozenset({"run", "ladder"})  # findings about what was measured
@@ -130,7 +129,7 @@ def _proof_findings(found: Candidate) -> list[Finding]:
     if hidden:
         raise BundleProblem(f"results/{hidden[0]} is in the bundle, and bundle.json doesn't name it")
     for run in info.runs:
-        rows.append(_run_finding(folder / "results" / run.name, run.state, run.machine, info.recipe))
+        rows.append(_run_finding(folder / "results" / run.name, run, found.loaded.recipe))
     rows += [ladder_finding(folder / "results" / name) for name in info.ladders]
     try:
         mine = items_of(found.loaded.recipe)
@@ -160,19 +159,17 @@ def ladder_finding(ladder: Path) -> Finding:
     return Finding("ladder", True if runs else None, f"{ladder.name}: {len(runs)} runs, each as it was sealed")
 
 
-def _run_finding(run: Path, told: str, machine: str, recipe: str) -> Finding:
+def _run_finding(run: Path, told: CarriedRun, recipe: Recipe) -> Finding:
+    """Whether a carried run shows what the bundle says of it: of its recipe as it is, by its claims."""
     try:
-        evidence = read_evidence(run)
-        verdict = judge(evidence)
-    except (Problem, ValueError, OverflowError, IndexError) as problem:
+        evidence, verdict = judged_for(run, recipe)
+    except Problem as problem:
         return Finding("run", False, f"{run.name}: can't be judged: {str(problem)[:200]}")
-    wrong = seal_faults(run)
-    same = (verdict["state"], evidence.machine.slug, evidence.recipe.id) == (told, machine, recipe)
-    if wrong or not same:
-        return Finding(
-            "run", False, f"{run.name}: told {told} on {machine}, judged here {verdict['state']} {wrong[:1]}"
-        )
-    return Finding("run", True, f"{run.name}: {told} on {machine}, judged again here")
+    wrong, judged = evidence.seal_faults[:1], (verdict["state"], evidence.machine.slug)
+    if wrong or judged != (told.state, told.machine):
+        said = f"told {told.state} on {told.machine}, judged here {' on '.join(judged)} {wrong or ''}"
+        return Finding("run", False, f"{run.name}: {said.strip()}")
+    return Finding("run", True, f"{run.name}: {told.state} on {told.machine}, judged again here")
 
 
 def _say(found: Candidate, findings: Sequence[Finding], kept: Adopted | None, asked: Taken, as_json: bool) -> None:

@@ -6,12 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.evidence import read_evidence
 from bench.guards.server import RATE_METRICS
-from bench.handover.runs import items_of, published_runs
+from bench.handover.runs import items_of, judged_for, published_runs
 from bench.handover.text import MARKS
 from bench.statistics import BOOTS_FOR_INTERVAL
-from bench.verdict import judge
 from images.console import emit_json, out, table
 from images.errors import Problem
 from recipes.bundle.code import code_in
@@ -157,9 +155,9 @@ def check_publish(name: str, as_json: bool) -> int:
 
 
 def examine(loaded: Loaded) -> Subject:
-    """Gather what the rules ask about: the published runs, judged, and a bundle, written and read back."""
+    """Gather what the rules ask about: the published runs, by the claims as they are, and a bundle, read back."""
     found = published_runs(loaded.recipe)
-    runs = [(run, judge(read_evidence(run))) for _, run in found]
+    runs = [(run, judged_for(run, loaded.recipe)[1]) for _, run in found]
     try:
         carried = Carried(runs=tuple(found), quality=items_of(loaded.recipe))
         entries, info = bundle_entries(loaded, "1", Images({}), None, carried, None)

@@ -1,21 +1,21 @@
 """Room bench: the runs that a bundle carries, chosen, sealed and judged again; and the quality suites' items."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
-from bench.evidence import read_evidence
+from bench.evidence import Evidence, read_evidence
 from bench.quality.suites import suite_items
-from bench.runfolder import seal_faults
 from bench.verdict import judge
 from images.errors import BundleProblem, Problem, UsageProblem
 from images.yaml_source import shown
 from recipes.bundle.layout import CarriedRun
-from recipes.load import as_data
+from recipes.load import changes
 from recipes.schema import Recipe
 
 RESULTS = Path(__file__).resolve().parent.parent.parent / "results"
 LADDER = "ladder.json"
+OF_A_RUN = frozenset({"benchmark.boots", "benchmark.windows"})  # how often it is measured, not what
 
 
 def items_of(recipe: Recipe) -> dict[str, bytes]:
@@ -31,18 +31,31 @@ def items_of(recipe: Recipe) -> dict[str, bytes]:
 
 
 def carried_run(run: Path, recipe: Recipe) -> tuple[CarriedRun, Path]:
-    """A run as a bundle carries it, judged again from its folder alone.
+    """A run as a bundle carries it, judged again from its folder alone, by the claims that the recipe makes.
 
-    Raises BundleProblem for a run of another recipe, one that isn't sealed, or was altered since.
+    Raises BundleProblem for a run of another recipe, or of this one as it was once, one that isn't sealed, or was
+    altered since.
+    """
+    evidence, verdict = judged_for(run, recipe)
+    if evidence.seal_faults:
+        raise BundleProblem(f"{shown(run)} can't be carried: {evidence.seal_faults[0]}")
+    return CarriedRun(name=run.name, machine=evidence.machine.slug, state=verdict["state"]), run
+
+
+def judged_for(run: Path, recipe: Recipe) -> tuple[Evidence, dict]:
+    """A run, read, and judged by the claims of a recipe: what the run's own copy of it claims counts for nothing.
+
+    Raises BundleProblem for a run that doesn't show what this recipe does, RunProblem for one that can't be judged.
     """
     evidence = read_evidence(run)
     if evidence.recipe.id != recipe.id:
         raise BundleProblem(f"{shown(run)} is a run of {evidence.recipe.id}, not of {recipe.id}")
-    faults = seal_faults(run)
-    if faults:
-        raise BundleProblem(f"{shown(run)} can't be carried: {faults[0]}")
-    verdict = judge(evidence)
-    return CarriedRun(name=run.name, machine=evidence.machine.slug, state=verdict["state"]), run
+    differing = _other_work(evidence.recipe, recipe)
+    if differing:
+        keys = ", ".join(differing[:5])
+        raise BundleProblem(f"{shown(run)} is a run of {recipe.id} with another {keys}: run the recipe as it is now")
+    subject = evidence.recipe.model_copy(update={"claims": recipe.claims})
+    return evidence, judge(replace(evidence, recipe=subject))
 
 
 def published_runs(recipe: Recipe, results: Path = RESULTS) -> list[tuple[CarriedRun, Path]]:
@@ -51,24 +64,26 @@ def published_runs(recipe: Recipe, results: Path = RESULTS) -> list[tuple[Carrie
     A run that can't be read is no reason to fail: it is left out too.
     """
     newest: dict[str, tuple[CarriedRun, Path]] = {}
-    wanted = as_data(recipe)
     for file in sorted(results.glob(f"*/{recipe.family}/*-{recipe.id.replace('/', '-')}-*/recipe.yaml")):
         run = file.parent
         try:
             found, _ = carried_run(run, recipe)
-            same = _same_work(as_data(read_evidence(run).recipe), wanted)
         except Problem:
             continue
-        if same and found.state != "INVALID":
+        if found.state != "INVALID":
             newest[run.parent.parent.name] = (found, run)
     return [newest[machine] for machine in sorted(newest)]
 
 
-def _same_work(ran: dict, wanted: dict) -> bool:
-    """Whether a run's recipe does what this one does; how often it was booted, and its texts, are its own."""
-    kept = ("engine", "model", "quality", "proof")
-    loads = [{**data["benchmark"], "boots": 0, "windows": 0} for data in (ran, wanted)]
-    return all(ran.get(key) == wanted.get(key) for key in kept) and loads[0] == loads[1]
+def _other_work(ran: Recipe, wanted: Recipe) -> list[str]:
+    """The keys in which a run's recipe does something else than this one.
+
+    How it was started and how often it was booted are its own, and so is a commit of the model that the recipe
+    leaves open.
+    """
+    own = OF_A_RUN if wanted.model.revision else OF_A_RUN | {"model.revision"}
+    found = [key for key in changes(wanted, ran) if key not in own and not key.startswith("runtime.")]
+    return found + (["status"] if ran.status != wanted.status else [])
 
 
 def published_ladders(recipe: Recipe, results: Path = RESULTS) -> list[tuple[str, Path]]:

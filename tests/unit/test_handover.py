@@ -6,28 +6,32 @@ import resource
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from bench.evidence import read_evidence
 from bench.handover import adopting
 from bench.handover.adopting import Taken, ladder_finding, take
 from bench.handover.bundling import Wanted, write
 from bench.handover.comparing import compare_runs
 from bench.handover.moving import pull_from, push_to
-from bench.handover.publish import RULES
-from bench.handover.runs import published_ladders
+from bench.handover.publish import RULES, examine
+from bench.handover.runs import _other_work, carried_run, published_ladders
+from bench.verdict import judge
 from images.errors import BundleProblem, Problem
 from images.registry import Wire
 from recipes.bundle.layout import CarriedRun
 from recipes.bundle.sign import public_text, secret_key
 from recipes.bundle.source import Choice
 from recipes.bundle.write import Carried, bundle_entries, write_bundle
-from recipes.load import LIBRARY, load_recipe
+from recipes.load import LIBRARY, as_data, load_recipe
 from recipes.lock import Images
+from recipes.schema import Recipe
 from tests.bundles import BASE, files_of, library, test_key, tiny_bundle, tree
 from tests.ports import free_port
-from tests.runs import recipe, write_run
+from tests.runs import claim, recipe, write_run
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 RUN = next((ROOT / "results/cpu-x86-64/micro").glob("*-micro-mtp1-1e8267"))
@@ -278,6 +282,56 @@ def test_a_bundle_whose_carried_run_does_not_show_what_it_says_is_not_kept(tmp_p
     assert take(Taken(str(false), check=True, doctor=False), as_json=True) == 8, "it can be looked at"
     capsys.readouterr()
     assert take(Taken(str(honest), doctor=False), as_json=True) == 0
+
+
+CLAIM = claim("output_tok_s", 100, 5)
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"claims": []}, "told MEASURED on cpu-x86-64, judged here INCONCLUSIVE"),
+        ({"engine.flags.max-num-seqs": 999}, "another engine.flags.max-num-seqs"),
+        ({"status": "synthetic"}, "another status"),
+    ],
+)
+def test_a_carried_run_is_judged_by_the_recipe_s_claims_and_is_of_the_recipe_as_it_is(tmp_path, changed, says):
+    data = as_data(recipe(claims=[CLAIM]))
+    subject = Recipe.model_validate(data)
+    for key, value in changed.items():
+        *path, last = key.split(".")
+        place = data
+        for part in path:
+            place = place[part]
+        place[last] = value
+    ran = Recipe.model_validate(data)
+    told = CarriedRun(
+        name="run", machine="cpu-x86-64", state=judge(read_evidence(write_run(tmp_path / "run", ran)))["state"]
+    )
+    found = adopting._run_finding(tmp_path / "run", told, subject)
+    assert found.ok is False and says in found.found
+    if "claims" in changed:
+        assert carried_run(tmp_path / "run", subject)[0].state == "INCONCLUSIVE"
+        return
+    with pytest.raises(BundleProblem, match=f"with {says}: run the recipe as it is now"):
+        carried_run(tmp_path / "run", subject)
+
+
+def test_a_claim_that_was_changed_since_its_run_is_not_proved_by_it():
+    loaded = load_recipe("micro")
+    moved = [
+        each.model_copy(update={"published": 2.6}) if "length" in each.id else each for each in loaded.recipe.claims
+    ]
+    changed = replace(loaded, recipe=loaded.recipe.model_copy(update={"claims": moved}))
+    proved = next(rule for rule in RULES if rule.id == "proved")
+    assert proved.says(examine(loaded)) is None
+    assert proved.says(examine(changed)) == "no published run reproduces 'acceptance length': NOT_REPRODUCED"
+
+
+def test_a_commit_that_the_recipe_leaves_open_is_the_run_s_own():
+    left_open = recipe(model={"repo": "a/b", "served_name": "m", "dtype": "float32"})
+    at = left_open.model_copy(update={"model": left_open.model.model_copy(update={"revision": "a" * 40})})
+    assert _other_work(at, left_open) == [] and _other_work(left_open, at) == ["model.revision"]
 
 
 def test_a_bundle_that_asks_other_quality_items_is_kept_with_exit_code_8(bundled, tmp_path, monkeypatch, capsys):
