@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from bench.ladder.proof import effect
-from bench.ladder.rows import RungRuns, answers, step_between
+from bench.ladder.rows import Ladder, RungRuns, answers, step_between
 from bench.ladder.setting import HIGHER, Setting
 from bench.ladder.steps import Step
 from bench.quality.score import paired_difference
@@ -24,8 +24,11 @@ class Decision:
     reasons: list[str]
 
 
-def decide(setting: Setting, kept: RungRuns, tried: RungRuns, floors: dict[str, float]) -> Decision:
-    """Decide on a rung whose boots are all done. `floors`: the machine's noise floors by metric, relative."""
+def decide(setting: Setting, kept: RungRuns, tried: RungRuns, ladder: Ladder) -> Decision:
+    """Decide on a rung whose boots are all done, by the steps that the ladder's table shows.
+
+    Whenever it is asked again, with however many rungs measured since, it decides the same.
+    """
     reasons = []
     if not tried.counting:
         causes = [tried.mixed] if tried.mixed else [boot.cause or "" for boot in tried.failed]
@@ -34,8 +37,8 @@ def decide(setting: Setting, kept: RungRuns, tried: RungRuns, floors: dict[str, 
         return Decision(tried.rung, kept.rung, False, reasons)
     if not kept.counting:
         return Decision(tried.rung, kept.rung, False, [f"{kept.rung} gave no figure to compare with"])
-    gained, said = _gained(setting.keep, kept, tried, floors)
-    watched = [_guarded(metric, kept, tried, floors) for metric in setting.guards if metric != setting.keep]
+    gained, said = _gained(setting.keep, kept, tried, ladder)
+    watched = [_guarded(metric, kept, tried, ladder) for metric in setting.guards if metric != setting.keep]
     harmless, quality = _quality(setting, kept, tried)
     proved = effect([proof for each in tried.counting for proof in each.proofs])
     shown = [] if proved else ["its effect is not proved, so a difference can't be this change's"]
@@ -56,17 +59,17 @@ def _better(metric: str, found: Step) -> tuple[bool | None, str]:
     return (found.gain > 0) == (metric in HIGHER), said
 
 
-def _gained(metric: str, kept: RungRuns, tried: RungRuns, floors: dict[str, float]) -> tuple[bool, str]:
-    better, said = _better(metric, step_between(metric, kept, tried, floors.get(metric)))
+def _gained(metric: str, kept: RungRuns, tried: RungRuns, ladder: Ladder) -> tuple[bool, str]:
+    better, said = _better(metric, step_between(metric, kept, tried, ladder.known_at(tried)))
     return better is True, said if better is not False else f"{said}: worse"
 
 
-def _guarded(metric: str, kept: RungRuns, tried: RungRuns, floors: dict[str, float]) -> tuple[bool, str]:
+def _guarded(metric: str, kept: RungRuns, tried: RungRuns, ladder: Ladder) -> tuple[bool, str]:
     """Whether a guard metric is shown to be no worse: not beyond noise, nor by MARGIN at the interval's bad end.
 
     One that wasn't measured, or of which nobody knows how it scatters, hasn't passed.
     """
-    found = step_between(metric, kept, tried, floors.get(metric))
+    found = step_between(metric, kept, tried, ladder.known_at(tried))
     better, said = _better(metric, found)
     bad = _bad_end(metric, found)
     if bad is None:

@@ -89,9 +89,18 @@ class RungRuns:
 
 @dataclass(frozen=True)
 class Ladder:
-    """All rungs of a ladder, measured or not."""
+    """All rungs of a ladder, measured or not, in order; `deciding`: each was decided on before the next was begun."""
 
     rungs: Sequence[RungRuns]
+    deciding: bool = False
+
+    def known_at(self, runs: RungRuns) -> Sequence[RungRuns]:
+        """The rungs by whose scatter a step to this one is judged: all; of a ladder that decides those up to it.
+
+        No more were measured when it was decided on, and the table shows by what was decided, whatever came later.
+        """
+        names = [each.rung for each in self.rungs]
+        return self.rungs[: names.index(runs.rung) + 1] if self.deciding else self.rungs
 
     @cached_property
     def visits(self) -> dict[str, str]:
@@ -123,12 +132,11 @@ def same_estimate(metric: str, *rungs: RungRuns) -> str:
     return "steady" if steady else "whole"
 
 
-def step_between(
-    metric: str, before: RungRuns, after: RungRuns, floor: float | None, every: Sequence[RungRuns] = ()
-) -> Step:
+def step_between(metric: str, before: RungRuns, after: RungRuns, every: Sequence[RungRuns]) -> Step:
     """What a metric gained from one rung to another; no figure, and why, where they can't be compared.
 
-    `every`: all rungs of the ladder; over several visits they tell how much a step scatters.
+    `every`: the ladder's rungs (Ladder.known_at); over several visits they tell how much a step scatters. The noise
+    floor is the wider one of the two rungs', where it is known.
     """
     lacking = [runs.rung for runs in (before, after) if not runs.counting]
     if lacking:
@@ -141,7 +149,8 @@ def step_between(
     lacking = [runs.rung for runs, found in zip((before, after), values, strict=True) if not found]
     if lacking:
         return Step(None, None, None, f"{metric} was not measured on {' and '.join(lacking)}")
-    return step(*values, floor, [runs.values(name) for runs in every])
+    floors = [found[metric] for found in map(floors_of, (before, after)) if metric in found]
+    return step(*values, max(floors, default=None), [runs.values(name) for runs in every])
 
 
 def figure(figures: Measurement, metric: str) -> float | None:
@@ -299,7 +308,7 @@ def _gain(runs: RungRuns, against: RungRuns | None, ladder: Ladder) -> dict:
     if against is None:
         found = Step(None, None, None, "the ladder begins here")
     else:
-        found = step_between(RATE, against, runs, floors_of(runs).get(RATE), ladder.rungs)
+        found = step_between(RATE, against, runs, ladder.known_at(runs))
     return {
         "against": against.rung if against else None,
         "step_gain": found.gain,
@@ -344,15 +353,13 @@ def answers(runs: RungRuns) -> dict[str, list[dict]]:
     return next((each.evidence.quality for each in runs.measured if each.sound and each.evidence.quality), {})
 
 
-def whole_ladder(
-    ladder: Ladder, chain: Sequence[RungRuns], published: Sequence[float | None], floor: float | None
-) -> dict | None:
+def whole_ladder(ladder: Ladder, chain: Sequence[RungRuns], published: Sequence[float | None]) -> dict | None:
     """The last rung of `chain` over the first, beside the ratio published of them; None unless two gave figures."""
     measured = [(runs, claimed) for runs, claimed in zip(chain, published, strict=True) if runs.counting]
     if len(measured) < 2:
         return None
     (first, below), (last, above) = measured[0], measured[-1]
-    found = step_between(RATE, first, last, floor, ladder.rungs)
+    found = step_between(RATE, first, last, ladder.rungs)
     by_visit = ladder.named(found.by_visit)
     return {
         "from": first.rung,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from bench.ladder.decide import Decision, decide
 from bench.ladder.journal import Boot
-from bench.ladder.rows import RungRuns, floors_of, read_measured
+from bench.ladder.rows import Ladder, RungRuns, read_measured
 from bench.ladder.setting import Setting
 from recipes.compose import ancestor, compose
 from recipes.load import Loaded
@@ -85,7 +85,9 @@ def _deciding(
     """Rung by rung: the first that isn't done is next, on the configuration that was kept until then."""
     decisions: list[Decision] = []
     configurations: dict[str, Rung] = {}
-    measured = read_measured(folder, boots)
+    found = read_measured(folder, boots)
+    measured = {rung.name: found.get(rung.name, RungRuns(rung.name, [], [])) for rung in here}
+    ladder = Ladder(list(measured.values()), deciding=True)
     kept: Rung | None = None
     for number, rung in enumerate(here):
         current = rung if kept is None else _on(kept, rung)
@@ -95,10 +97,9 @@ def _deciding(
             rest = [Unit(each, boot) for each in here[number + 1 :] for boot in range(1, setting.boots + 1)]
             return Outlook([*left, *rest], decisions, configurations)
         if kept is None:  # the first that gives a figure is what changes are tried on
-            kept = current if rung.name in measured and measured[rung.name].counting else None
+            kept = current if measured[rung.name].counting else None
             continue
-        before, after = (measured.get(name, RungRuns(name, [], [])) for name in (kept.name, rung.name))
-        decision = decide(setting, before, after, floors_of(before))
+        decision = decide(setting, measured[kept.name], measured[rung.name], ladder)
         decisions.append(decision)
         kept = current if decision.kept else kept
     return Outlook([], decisions, configurations)

@@ -11,7 +11,6 @@ from bench.ladder.journal import Boot
 from bench.ladder.rows import (
     Ladder,
     RungRuns,
-    floors_of,
     read_measured,
     rounds_drift,
     rung_row,
@@ -59,7 +58,7 @@ def build_table(
 ) -> dict:
     """The mapping of ladder.json."""
     every = [measured.get(rung.name, RungRuns(rung.name, [], [])) for rung in rungs]
-    ladder = Ladder(every)
+    ladder = Ladder(every, deciding=setting.keep is not None)
     rows, published = [], []
     for rung, runs in zip(rungs, every, strict=True):
         tried = ahead.configurations.get(rung.name, rung)
@@ -70,8 +69,6 @@ def build_table(
     kept = {decision.rung for decision in ahead.decisions if decision.kept}
     chain = _chain(setting, every, {root, *kept})
     first = next((each for runs in every for each in runs.measured), None)
-    counting = next((runs for runs in every if runs.counting), None)
-    floors = floors_of(counting) if counting else {}
     load = rungs[0].loaded.recipe.benchmark
     return {
         "schema": 1,
@@ -89,9 +86,7 @@ def build_table(
         "visit_gpus": ladder.cards,
         "void_boots": [asdict(boot) for boot in boots if boot.state == "void"],
         "rungs": rows,
-        "whole": whole_ladder(
-            ladder, list(compress(every, chain)), list(compress(published, chain)), floors.get("output_tok_s")
-        ),
+        "whole": whole_ladder(ladder, list(compress(every, chain)), list(compress(published, chain))),
         "drift": rounds_drift(every) if setting.order == "interleaved" else None,
         "sensitivity": _sensitivity(list(compress(zip(rungs, every, strict=True), chain))),
         "keep_if_better": setting.keep,

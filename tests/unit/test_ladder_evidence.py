@@ -138,7 +138,7 @@ def test_a_step_of_one_boot_each_is_told_as_such(tmp_path: Path, capsys: pytest.
     assert "one boot, no interval; by the noise floor ±2.8%" in capsys.readouterr().out
 
 
-def test_a_guard_metric_passes_only_where_it_is_shown_to_be_no_worse(tmp_path: Path):
+def test_a_guard_metric_passes_only_where_it_is_shown_to_be_no_worse(tmp_path: Path, monkeypatch):
     """A change that doubles the rate; its TPOT is the same in truth, seen sharply or through a wide scatter."""
     folder = written_ladder(tmp_path / "a", {"base": [0.010, 0.0101, 0.0099], "mtp3": [0.008, 0.0081, 0.0079]})
     runs = read_measured(folder, read_boots(folder))
@@ -146,7 +146,8 @@ def test_a_guard_metric_passes_only_where_it_is_shown_to_be_no_worse(tmp_path: P
 
     def decided(ttft: dict[str, list[float]], boots: int = 3, floors: dict[str, float] | None = None):
         sides = [shown(runs[name], ttft[name][:boots]) for name in ("base", "mtp3")]
-        found = decide(setting, *sides, floors or {})
+        monkeypatch.setattr("bench.ladder.rows.floors_of", lambda _: floors or {})
+        found = decide(setting, *sides, Ladder(sides, deciding=True))
         return found.kept, next(reason for reason in found.reasons if "guard" in reason)
 
     kept, said = decided({"base": [50.0, 50.1, 49.9], "mtp3": [50.2, 50.0, 50.1]})
@@ -189,7 +190,7 @@ def test_quality_passes_only_where_it_is_shown_to_be_no_worse(tmp_path, items, l
     before = answered(items, set(range(lost, lost + gained)))
     after = answered(items, set(range(lost)))
     sides = [with_answers(shown(runs[name], [50.0] * 3), each) for name, each in (("base", before), ("mtp3", after))]
-    found = decide(setting, *sides, {})
+    found = decide(setting, *sides, Ladder(sides, deciding=True))
     assert found.kept is kept
     reason = next(reason for reason in found.reasons if "quality" in reason)
     assert reason.startswith(said)

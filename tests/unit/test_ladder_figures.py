@@ -181,14 +181,14 @@ def test_what_a_rung_is_to_change_has_to_be_what_the_rung_before_it_was_given(tm
 def test_the_published_ratio_is_of_the_two_rungs_beside_which_it_stands(tmp_path):
     folder = written_ladder(tmp_path / "ladder", {"base": [0.01], "mtp3": [0.009], "mtp1": [0.008]})
     runs = list(read_measured(folder, read_boots(folder)).values())
-    assert whole_ladder(Ladder(runs), runs, [100.0, 150.0, 300.0], None)["published"] == 3
-    assert whole_ladder(Ladder(runs), runs, [100.0, 150.0, None], None)["published"] is None, (
-        "150/100 is of another pair"
-    )
-    assert whole_ladder(Ladder(runs), runs, [None, 150.0, 300.0], None)["published"] is None
+    assert whole_ladder(Ladder(runs), runs, [100.0, 150.0, 300.0])["published"] == 3
+    assert whole_ladder(Ladder(runs), runs, [100.0, 150.0, None])["published"] is None, "150/100 is of another pair"
+    assert whole_ladder(Ladder(runs), runs, [None, 150.0, 300.0])["published"] is None
 
 
-def test_a_change_is_kept_only_where_every_guard_metric_was_measured_and_is_told_with_its_figures(tmp_path):
+def test_a_change_is_kept_only_where_every_guard_metric_was_measured_and_is_told_with_its_figures(
+    tmp_path, monkeypatch
+):
     steps = {"base": [0.01, 0.0101, 0.0099], "mtp3": [0.008, 0.0081, 0.0079]}
     folder = written_ladder(tmp_path / "ladder", steps, keep="output_tok_s")
     runs = read_measured(folder, read_boots(folder))
@@ -196,21 +196,64 @@ def test_a_change_is_kept_only_where_every_guard_metric_was_measured_and_is_told
         runs["mtp3"], measured=[replace(each, proofs=[Proof("x", True, "")]) for each in runs["mtp3"].measured]
     )
     setting = replace(read_setting(folder), guards=["tpot_p95_ms"])
-    found = decide(setting, runs["base"], proved, {})
+    ladder = Ladder([runs["base"], proved], deciding=True)
+    found = decide(setting, runs["base"], proved, ladder)
     assert found.kept, found.reasons
     assert any(
         reason.startswith("guard metric no worse, or by less than 5%: tpot_p95_ms -") for reason in found.reasons
     )
-    found = decide(replace(setting, guards=["energy_j_per_token"]), runs["base"], proved, {})
+    found = decide(replace(setting, guards=["energy_j_per_token"]), runs["base"], proved, ladder)
     assert not found.kept
     assert "guard metric not known to be no worse: energy_j_per_token: energy_j_per_token was not measured" in str(
         found.reasons
     )
-    found = decide(replace(setting, keep="energy_j_per_token", guards=[]), runs["base"], proved, {})
+    found = decide(replace(setting, keep="energy_j_per_token", guards=[]), runs["base"], proved, ladder)
     assert not found.kept and "one visit" not in str(found.reasons)
     alone = replace(proved, measured=proved.measured[:1])
-    found = decide(setting, replace(runs["base"], measured=runs["base"].measured[:1]), alone, {"output_tok_s": 0.01})
+    monkeypatch.setattr("bench.ladder.rows.floors_of", lambda _: {"output_tok_s": 0.01})
+    found = decide(setting, replace(runs["base"], measured=runs["base"].measured[:1]), alone, ladder)
     assert not found.kept, "with one boot and no floor, nobody knows of a guard metric whether it is worse"
+
+
+FLOORS = {
+    "no floor": {},
+    "the kept rung's is the wider": {"base": 0.05, "mtp3": 0.001, "mtp1": 0.001},
+}
+
+
+@pytest.mark.parametrize("floors", FLOORS.values(), ids=FLOORS)
+@pytest.mark.parametrize("visits", [1, 2])
+def test_a_decision_is_by_the_step_that_its_table_shows_whatever_was_measured_since(
+    tmp_path, monkeypatch, floors, visits
+):
+    steps = {
+        "base": [0.0100, 0.0101],
+        "mtp3": [0.0097, 0.0098],
+        "mtp1": [0.0099, 0.0097],
+        "fp16-mamba-state": [0.0085, 0.0091],
+    }
+    known = {rung: {"output_tok_s": floor} for rung, floor in floors.items()}
+    monkeypatch.setattr("bench.ladder.rows.floors_of", lambda runs: known.get(runs.rung, {}))
+    monkeypatch.setattr("bench.ladder.rows.visit_of", lambda evidence: evidence.manifest.visit)
+    changed = {f"{name}-{boot}": {"visit": str(min(boot, visits))} for name in steps for boot in (1, 2)}
+    tables = []
+    for count in (3, 4):
+        rungs = dict(list(steps.items())[:count])
+        tables.append(remake(written_ladder(tmp_path / str(count), rungs, "output_tok_s", changed)))
+    early, late = tables
+    assert len(late["decisions"]) == 3 and late["decisions"][:2] == early["decisions"]
+    gains = ("step_gain", "step_ci95", "step_scatter_of", "below_noise")
+    assert [[row[key] for key in gains] for row in late["rungs"][:3]] == [
+        [row[key] for key in gains] for row in early["rungs"]
+    ]
+    rows = {row["rung"]: row for row in late["rungs"]}
+    for decision in late["decisions"]:
+        row, said = rows[decision["rung"]], decision["reasons"][0]
+        low, high = row["step_ci95"]
+        assert f"{row['step_gain']:+.1%}, 95% {low:+.1%} to {high:+.1%}" in said
+        assert said.endswith("below noise") is row["below_noise"], said
+    if floors.get("base"):
+        assert rows["mtp3"]["below_noise"], "the wider of the two floors counts"
 
 
 def test_where_the_first_rung_gives_no_figure_changes_are_tried_on_the_first_that_does(tmp_path):
