@@ -78,7 +78,7 @@ def _judge(claim: Claim, evidence: Evidence, measured: Measurement, boots: list[
     if not boots:
         return Judged("INCONCLUSIVE", f"{claim.metric} was not measured in this run")
     if claim.metric in MACHINE_INDEPENDENT:
-        return judge_band(claim, boots, _counted(evidence, claim, len(boots)))
+        return judge_band(claim, boots, _counted(evidence, claim, boots))
     return judge_boots(claim, evidence, measured, boots)
 
 
@@ -207,10 +207,13 @@ def noise_floor_of(claim: Claim, evidence: Evidence) -> float | None:
     return max(floors) * abs(claim.published) if floors else None
 
 
-def _counted(evidence: Evidence, claim: Claim, boots: int) -> str:
+def _counted(evidence: Evidence, claim: Claim, boots: list[float]) -> str:
     if claim.metric == "exact_match":
-        return "the claim's own items"
-    return f"{'one boot' if boots == 1 else f'{boots} boots'}, {evidence.recipe.benchmark.prompt_source} prompts"
+        apart = f", {min(boots):.4g} to {max(boots):.4g} over {len(boots)} boots" if min(boots) < max(boots) else ""
+        return f"the claim's own items{apart}"
+    return (
+        f"{'one boot' if len(boots) == 1 else f'{len(boots)} boots'}, {evidence.recipe.benchmark.prompt_source} prompts"
+    )
 
 
 def incomparable(claim: Claim, evidence: Evidence) -> str | None:

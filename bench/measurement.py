@@ -17,12 +17,22 @@ LATENCY_CLAIMS = {"ttft_p95_ms": "ttft", "tpot_p95_ms": "tpot"}
 
 
 @dataclass(frozen=True)
+class Several(Evidence):
+    """Runs of one boot each as one body of evidence. `asked`: what each of them answered, by suite; `quality` is the
+    weakest one's.
+    """
+
+    asked: tuple[dict[str, list[dict]], ...] = ()
+
+
+@dataclass(frozen=True)
 class Measurement:
     """A run's figures. Lists hold one value a boot, the mean over its windows, or are empty.
 
     `steady` is empty unless every window has a steady state; `no_steady` says which hasn't and why.
     `n_eff` is the mean and `peak` the most streams in flight, `little_gap` the worst window's. `server` has one entry a
-    window in which the server was watched.
+    window in which the server was watched. `exact` has, of each boot that was asked suites, the scores by suite and
+    task, `quality` those of the weakest.
     """
 
     boots: int
@@ -41,6 +51,7 @@ class Measurement:
     gpu: GpuMeans
     server: list[ServerLoad]
     quality: dict[str, dict[str, dict]]
+    exact: list[dict[str, dict[str, dict]]]
 
     @property
     def limits(self) -> str | None:
@@ -52,8 +63,8 @@ class Measurement:
         metric = claim.metric
         if metric == "exact_match":
             suite, _, task = (claim.scope or "").partition("/")
-            found = self.quality.get(suite, {}).get(task or "all")
-            return [found["share"]] if found else []
+            found = [boot.get(suite, {}).get(task or "all") for boot in self.exact]
+            return [scored["share"] for scored in found if scored]
         if metric in LATENCY_CLAIMS:
             return self.latency_p95_ms[metric]
         lists = {
@@ -106,8 +117,13 @@ def _measure(evidence: Evidence) -> Measurement:
         factors=_factors(evidence, pairs),
         gpu=gpu_means(pairs),
         server=server_loads(pairs),
-        quality={suite: score_suite(answers) for suite, answers in evidence.quality.items() if answers},
+        quality=_scored(evidence.quality),
+        exact=[_scored(asked) for asked in (evidence.asked if isinstance(evidence, Several) else [evidence.quality])],
     )
+
+
+def _scored(asked: dict[str, list[dict]]) -> dict[str, dict[str, dict]]:
+    return {suite: score_suite(answers) for suite, answers in asked.items() if answers}
 
 
 def _no_steady(pairs: list[tuple[Window, WindowResult]]) -> str | None:

@@ -3,6 +3,8 @@
 from dataclasses import replace
 
 from bench.evidence import Evidence, Settings
+from bench.measurement import Several
+from bench.quality.score import weakest
 from images.errors import RunProblem
 from recipes.load import changes
 from recipes.schema import Recipe
@@ -10,13 +12,14 @@ from recipes.schema import Recipe
 CHOSEN = frozenset({"runtime.port", "runtime.kind"})  # by a visit's options: no part of what is measured
 
 
-def combine(runs: list[Evidence]) -> Evidence:
+def combine(runs: list[Evidence], answered: list[Evidence] | None = None) -> Several:
     """One evidence of one or more runs of the same recipe on the same machine and engine; boots numbered anew.
 
-    Quality is the first run's that has it. Raises RunProblem where the runs are not of one configuration.
+    `answered`: the runs whose answers count, by default the same ones; each is judged, and the weakest shown. Raises
+    RunProblem where the runs are not of one configuration.
     """
-    first = runs[0]
-    for other in runs[1:]:
+    first, answered = runs[0], runs if answered is None else answered
+    for other in [*runs[1:], *answered]:
         _require_same(first, other)
     windows, boots, records, load = [], [], [], []
     for index, run in enumerate(runs, start=1):
@@ -24,28 +27,29 @@ def combine(runs: list[Evidence]) -> Evidence:
         boots += [replace(boot, number=index) for boot in run.boots]
         records += [record.model_copy(update={"boot": index}) for record in run.manifest.boots]
         load += [record.model_copy(update={"boot": index}) for record in run.manifest.load]
-    asked = next((run for run in runs if run.quality), first)
+    asked = tuple(run.quality for run in answered if run.quality)
     failures = [run.manifest.failure for run in runs if run.manifest.failure]
     engine = first.manifest.engine
-    answered = [version for run in runs for version in run.manifest.engine.answered]
+    versions = [version for run in runs for version in run.manifest.engine.answered]
     manifest = first.manifest.model_copy(
         update={
             "planned_windows": sum(run.manifest.planned_windows for run in runs),
             "boots": records,
             "load": load,
             "failure": failures[0] if failures else None,
-            "engine": engine.model_copy(update={"answered": answered}),
+            "engine": engine.model_copy(update={"answered": versions}),
         }
     )
-    return replace(
-        first,
-        manifest=manifest,
-        windows=windows,
-        boots=boots,
-        quality=asked.quality,
-        answered_in=asked.answered_in,
-        seal_faults=[fault for run in runs for fault in run.seal_faults],
-    )
+    put = {
+        "manifest": manifest,
+        "windows": windows,
+        "boots": boots,
+        "quality": weakest(asked),
+        "answered_in": {suite: file for run in reversed(answered) for suite, file in run.answered_in.items()},
+        "seal_faults": [fault for run in runs for fault in run.seal_faults],
+        "asked": asked,
+    }
+    return Several(**{**vars(first), **put})
 
 
 def other_recipe(first: Recipe, second: Recipe) -> list[str]:

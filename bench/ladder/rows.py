@@ -15,7 +15,7 @@ from bench.ladder.journal import RUNS, Boot
 from bench.ladder.proof import Proof, effect, proofs
 from bench.ladder.steps import Step, drift, step
 from bench.measurement import Measurement, measure_evidence
-from bench.quality.score import paired_difference
+from bench.quality.score import paired_difference, weakest
 from bench.verdict import judge
 from images.errors import RunProblem
 
@@ -67,7 +67,8 @@ class RungRuns:
     def mixed(self) -> str | None:
         """Why the boots can't be taken together; None where they can."""
         try:
-            combine([each.evidence for each in self._sound]) if self._sound else None
+            sound = [each.evidence for each in self.measured if each.sound]
+            combine(sound) if sound else None
         except RunProblem as problem:
             return str(problem)
         return None
@@ -211,7 +212,8 @@ def rung_row(plan: dict, runs: RungRuns, against: RungRuns | None, ladder: Ladde
     if not used:
         return row | {"state": "INVALID", "why": _held_against(runs.measured)} | _unproved(_effect(runs.measured))
     try:
-        verdict = judge(combine([each.evidence for each in used]), _worst_of(used))
+        sound = [each.evidence for each in runs.measured if each.sound]
+        verdict = judge(combine([each.evidence for each in used], sound), _worst_of(used))
     except RunProblem as problem:
         return row | {"state": "INVALID", "why": str(problem)}
     row |= _figures(verdict, runs, used)
@@ -349,8 +351,8 @@ def _quality_change(against: RungRuns | None, runs: RungRuns) -> dict | None:
 
 
 def answers(runs: RungRuns) -> dict[str, list[dict]]:
-    """A rung's answers by suite, of its first boot whose answers count; empty where there is none."""
-    return next((each.evidence.quality for each in runs.measured if each.sound and each.evidence.quality), {})
+    """A rung's answers by suite, of the boot that got least right, of those that count; empty where there is none."""
+    return weakest(each.evidence.quality for each in runs.measured if each.sound)
 
 
 def whole_ladder(ladder: Ladder, chain: Sequence[RungRuns], published: Sequence[float | None]) -> dict | None:

@@ -1,5 +1,6 @@
 """Room bench: what a suite's answers are worth: shares with Wilson intervals, and paired differences."""
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 
@@ -56,6 +57,22 @@ def score_suite(answers: list[dict]) -> dict[str, dict]:
         exact.setdefault(answer["task"], []).append(answer["exact"])
     exact["all"] = [answer["exact"] for answer in answers]
     return {name: asdict(score(each)) for name, each in exact.items()}
+
+
+def weakest(asked: Iterable[dict[str, list[dict]]]) -> dict[str, list[dict]]:
+    """Of boots that were asked suites (answers by suite), for each suite the answers of the one that got least right.
+
+    Of several that got as little right the first one's; a suite without answers is left out.
+    """
+    found: dict[str, list[dict]] = {}
+    for suite, answers in (pair for boot in asked for pair in boot.items()):
+        if answers and (suite not in found or _right(answers) < _right(found[suite])):
+            found[suite] = answers
+    return found
+
+
+def _right(answers: list[dict]) -> float:
+    return sum(answer["exact"] for answer in answers) / len(answers)
 
 
 def paired_differences(first: Evidence, second: Evidence) -> dict[str, dict]:

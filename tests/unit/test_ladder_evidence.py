@@ -15,7 +15,7 @@ from bench.ladder.exits import exit_code, incomplete
 from bench.ladder.join import join_ladders, remake
 from bench.ladder.journal import FILE, read_boots
 from bench.ladder.proof import Proof
-from bench.ladder.rows import Ladder, Measured, RungRuns, read_measured, rung_row
+from bench.ladder.rows import Ladder, Measured, RungRuns, answers, read_measured, rung_row
 from bench.ladder.setting import read_setting
 from bench.ladder.steps import step
 from bench.quality.score import paired_difference
@@ -38,8 +38,7 @@ def drafting(tmp_path_factory: pytest.TempPathFactory) -> RungRuns:
 
 
 def claiming(each: Measured) -> Measured:
-    recipe = each.evidence.recipe.model_copy(update={"claims": [ACCEPTANCE]})
-    return replace(each, evidence=replace(each.evidence, recipe=recipe))
+    return with_claims(each, [ACCEPTANCE])
 
 
 def failing(each: Measured, *ids: str) -> Measured:
@@ -205,6 +204,26 @@ def answered(items: int, wrong: set[int]) -> list[dict]:
 def with_answers(runs: RungRuns, found: list[dict]) -> RungRuns:
     boots = [replace(each, evidence=replace(each.evidence, quality={"suite": found})) for each in runs.measured]
     return replace(runs, measured=boots)
+
+
+@pytest.mark.parametrize("at", [0, 1, 2])
+@pytest.mark.parametrize("guards", [(), ("straggler",)], ids=["a boot that counts", "a boot whose timing is void"])
+def test_no_boot_s_answers_hide_behind_another_boot_s(drafting: RungRuns, at: int, guards: tuple[str, ...]):
+    runs = with_answers(drafting, answered(20, set()))
+    claimed = Claim.model_validate(claim("exact_match", 1, 0.02, scope="suite/t"))
+    boots = [with_claims(each, [claimed]) for each in runs.measured]
+    assert row_of(replace(runs, measured=boots))["claims"][0]["state"] == "REPRODUCED"
+    wrong = replace(boots[at].evidence, quality={"suite": answered(20, set(range(5, 20)))})
+    boots[at] = failing(replace(boots[at], evidence=wrong), *guards)
+    row = row_of(replace(runs, measured=boots))
+    assert row["quality"]["suite"]["all"]["exact"] == 5
+    assert row["claims"][0]["state"] == "INCONCLUSIVE" and "0.25 to 1 over 3 boots" in row["claims"][0]["reason"]
+    assert answers(replace(runs, measured=boots)) == wrong.quality, "a change of quality is by the same answers"
+
+
+def with_claims(each: Measured, claims: list[Claim]) -> Measured:
+    recipe = each.evidence.recipe.model_copy(update={"claims": claims})
+    return replace(each, evidence=replace(each.evidence, recipe=recipe))
 
 
 def said_of(table: dict, **rows: dict) -> str:
