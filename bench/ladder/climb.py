@@ -3,13 +3,14 @@
 import os
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from bench.ladder.begun import as_begun, write_begun
 from bench.ladder.idle import memory_in_use, wait_idle
 from bench.ladder.journal import RUNS, Boot, Journal, locked, outcome, read_boots
 from bench.ladder.resolve import resolved_record
@@ -52,13 +53,18 @@ class Visit:
     keep_caches: Path | None = None
 
 
-def new_ladder(root: Path, setting: Setting) -> Path:
-    """Make the folder of a new ladder: <root>/ladder-<utc>-<family>-<6 hex>. Raises RunProblem when it can't."""
+def new_ladder(root: Path, setting: Setting, rungs: Sequence[Rung]) -> Path:
+    """Make the folder of a new ladder: <root>/ladder-<utc>-<family>-<6 hex>. Raises RunProblem when it can't.
+
+    `rungs`: kept as they are now, so that its table is made from its folder alone, whatever the library says then.
+    """
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
     folder = root / f"ladder-{stamp}-{setting.family}-{secrets.token_hex(3)}"
     try:
         folder.mkdir(parents=True)
         write_setting(folder, setting)
+        if rungs:
+            write_begun(folder, rungs)
     except OSError as error:
         raise RunProblem(f"can't make the ladder's folder {folder}: {error.strerror}") from error
     return folder
@@ -72,6 +78,7 @@ def climb(folder: Path, setting: Setting, visit: Visit) -> dict:
     journal, a finished boot of another recipe, engine or machine than it would be now.
     """
     facts, rungs = require_ready(setting, visit)
+    rungs = as_begun(folder, setting, rungs)
     with locked(folder):
         try:
             note(f"Ladder {shown(folder)}: whatever ends it, ./inv ladder --resume {shown(folder)} goes on")

@@ -4,18 +4,16 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+from bench.ladder.begun import read_begun, rungs_then
 from bench.ladder.climb import new_ladder
 from bench.ladder.journal import FILE, RUNS, Journal, read_boots
 from bench.ladder.resume import as_measured
-from bench.ladder.sequence import outlook, rungs_here
+from bench.ladder.sequence import outlook
 from bench.ladder.setting import Setting, read_setting
 from bench.ladder.table import write_table
-from bench.runfolder import read_json, seal_faults
+from bench.runfolder import seal_faults
 from images.errors import Problem, RunProblem, UsageProblem
-from recipes.compose import rungs_of
-from recipes.load import load_ladder
-from recipes.machine import machine_facts
-from recipes.site import OwnSite
+from recipes.load import families, load_ladder
 
 
 def join_ladders(folders: list[Path], root: Path) -> tuple[Path, dict]:
@@ -28,7 +26,9 @@ def join_ladders(folders: list[Path], root: Path) -> tuple[Path, dict]:
         raise UsageProblem("--join: give it once for each ladder, two at least")
     settings = [read_setting(folder) for folder in folders]
     setting = _common(settings, folders)
-    made = new_ladder(root, setting)
+    begun = [read_begun(folder, setting) for folder in folders]
+    rungs = {name: rung for each in reversed(begun) for name, rung in each.items()}
+    made = new_ladder(root, setting, [rungs[name] for name in setting.rungs if name in rungs])
     journal = Journal(made)
     try:
         for folder in folders:
@@ -49,7 +49,9 @@ def join_ladders(folders: list[Path], root: Path) -> tuple[Path, dict]:
 
 
 def remake(folder: Path) -> dict:
-    """Make a ladder's table again from its plan, journal and runs alone, on any machine; returns it, written.
+    """Make a ladder's table again from its folder alone, on any machine; returns it, written.
+
+    A ladder of before recipes.json takes from today's library what its runs don't tell.
 
     Raises RunProblem where the folder is no ladder's, or has no run yet.
     """
@@ -66,10 +68,8 @@ def _remade(folder: Path, setting: Setting) -> dict:
     runs = sorted((folder / RUNS).glob("*/machine.json"))
     if not runs:
         raise RunProblem(f"{folder}: no boot of this ladder has been recorded yet ({FILE})")
-    facts = {**machine_facts(), **read_json(runs[0])}  # of the machine that made the runs, not of this one
-    nobody = OwnSite()  # what is said of this machine is none of theirs
-    rungs = rungs_here(setting, rungs_of(setting.family, ",".join(setting.rungs), nobody), facts, nobody)
     boots = read_boots(folder)
+    rungs = rungs_then(folder, setting, boots)
     if not setting.keep:
         rungs = as_measured(folder, rungs, boots)
     return write_table(folder, setting, rungs, boots, outlook(setting, rungs, folder, boots))
@@ -85,7 +85,7 @@ def _common(settings: list[Setting], folders: list[Path]) -> Setting:
         if replace(other, rungs=first.rungs, boots=first.boots, begun_with=first.begun_with) != first:
             raise RunProblem(f"{folder} is another ladder than {folders[0]}: family, load, windows or order differ")
     named = [name for setting in settings for name in setting.rungs]
-    order = [*load_ladder(first.family).rungs, *named]
+    order = [*(load_ladder(first.family).rungs if first.family in families() else ()), *named]
     rungs = sorted(dict.fromkeys(named), key=order.index)
     begun_with = next((setting.begun_with for setting in settings if setting.begun_with), None)
     boots = max(setting.boots for setting in settings)

@@ -1,7 +1,7 @@
 """Room bench: which boot of which rung comes next, from what is done already. Pure but for reading the runs."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bench.ladder.decide import Decision, decide
@@ -9,19 +9,26 @@ from bench.ladder.journal import Boot
 from bench.ladder.rows import Ladder, RungRuns, read_measured
 from bench.ladder.setting import Setting
 from recipes.compose import ancestor, compose
-from recipes.load import Loaded
+from recipes.load import Loaded, load_ladder
 from recipes.machine import why_not
+from recipes.schema import Recipe
 from recipes.site import OwnSite
 
 
 @dataclass(frozen=True)
 class Rung:
-    """A rung on this machine: its recipe with the ladder's load, what it is measured against, or why it can't be."""
+    """A rung on this machine: its recipe with the ladder's load, what it is measured against, or why it can't be.
+
+    `own`: the recipe with its own load and claims, as they were published; `within`: whether it is one of the family's
+    ladder, and doesn't stand beside it.
+    """
 
     name: str
     loaded: Loaded
     before: Loaded | None
     absent: str | None
+    own: Recipe
+    within: bool
 
 
 @dataclass(frozen=True)
@@ -43,6 +50,8 @@ class Outlook:
 
 def rungs_here(setting: Setting, loaded: Sequence[Loaded], facts: dict, own: OwnSite | None = None) -> list[Rung]:
     """Every rung with the ladder's load; those that can't exist here with the reason. `own`: see load_recipe."""
+    families = {each.recipe.family for each in loaded}
+    among = {f"{family}/{name}" for family in families for name in load_ladder(family).rungs}
     found = []
     for each in loaded:
         before = ancestor(each, facts, {other.recipe.id for other in loaded}, own)
@@ -53,6 +62,8 @@ def rungs_here(setting: Setting, loaded: Sequence[Loaded], facts: dict, own: Own
                 shaped,
                 None if before is None else setting.applied(before),
                 why_not(each.recipe, facts),
+                each.recipe,
+                each.recipe.id in among,
             )
         )
     return found
@@ -109,4 +120,5 @@ def _on(kept: Rung, rung: Rung) -> Rung:
     """The rung's change on the configuration kept so far. Its change is against what it extends in its family."""
     if rung.before is None:
         return rung
-    return Rung(rung.name, compose(kept.loaded, rung.loaded, rung.before), kept.loaded, None)
+    tried = compose(kept.loaded, rung.loaded, rung.before)
+    return replace(rung, loaded=tried, before=kept.loaded, absent=None)

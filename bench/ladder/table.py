@@ -21,9 +21,8 @@ from bench.ladder.setting import Setting
 from bench.runfolder import dump_json, write_text
 from images.console import note
 from recipes.compare import argument_changes
-from recipes.load import Loaded, load_ladder, load_recipe
+from recipes.load import Loaded
 from recipes.schema import Benchmark
-from recipes.site import OwnSite
 
 FILE = "ladder.json"
 SENSITIVITY = 0.1
@@ -67,7 +66,7 @@ def build_table(
         rows.append(rung_row(plan, runs, _against(tried, measured), ladder))
     root = next((runs.rung for runs in every if runs.counting), None)
     kept = {decision.rung for decision in ahead.decisions if decision.kept}
-    chain = _chain(setting, every, {root, *kept})
+    chain = _chain(setting, rungs, every, {root, *kept})
     first = next((each for runs in every for each in runs.measured), None)
     load = rungs[0].loaded.recipe.benchmark
     return {
@@ -79,7 +78,7 @@ def build_table(
         "status": rungs[0].loaded.recipe.status,
         "order": setting.order,
         "shape": _shape(load),
-        "published_shape": _shape(_own(rungs[0]).recipe.benchmark),
+        "published_shape": _shape(rungs[0].own.benchmark),
         "begun_with": setting.begun_with,
         "windows_a_boot": load.windows,
         "visits": len(ladder.visits),
@@ -94,19 +93,18 @@ def build_table(
     }
 
 
-def _chain(setting: Setting, every: Sequence[RungRuns], kept: set[str | None]) -> list[bool]:
+def _chain(setting: Setting, rungs: Sequence[Rung], every: Sequence[RungRuns], kept: set[str | None]) -> list[bool]:
     """Which rungs the whole ladder's ratio is of: those kept, and no recipe that stands beside the ladder.
 
     Of recipes beside the ladder alone it is of all of them.
     """
     chosen = [not setting.keep or runs.rung in kept for runs in every]
-    own = set(load_ladder(setting.family).rungs)
-    within = [each and runs.rung in own for each, runs in zip(chosen, every, strict=True)]
+    within = [each and rung.within for each, rung in zip(chosen, rungs, strict=True)]
     return within if sum(bool(runs.counting) for runs in compress(every, within)) > 1 else chosen
 
 
 def _plan_row(rung: Rung, tried: Rung) -> dict:
-    claims = [claim for claim in _own(rung).recipe.claims if claim.metric == "output_tok_s"]
+    claims = [claim for claim in rung.own.claims if claim.metric == "output_tok_s"]
     return {
         "rung": rung.name,
         "title": rung.loaded.recipe.title,
@@ -115,11 +113,6 @@ def _plan_row(rung: Rung, tried: Rung) -> dict:
         "published_tok_s": claims[0].published if claims and tried.loaded is rung.loaded else None,
         "applies": rung.absent,
     }
-
-
-def _own(rung: Rung) -> Loaded:
-    """The recipe as the library has it: another load than the claim's takes nothing from what was published."""
-    return load_recipe(rung.loaded.recipe.id, own=OwnSite())
 
 
 def _shape(load: Benchmark) -> str:

@@ -148,6 +148,6 @@ def _climb(folder: Path | None, root: Path, setting, visit, as_json: bool) -> in
     from bench.ladder.climb import climb, new_ladder, require_ready
     from bench.ladder.show import show
 
-    require_ready(setting, visit)  # what can't be is said before a folder is made
-    folder = folder or new_ladder(root, setting)
+    _, rungs = require_ready(setting, visit)  # what can't be is said before a folder is made
+    folder = folder or new_ladder(root, setting, rungs)
     return show(folder, climb(folder, setting, visit), as_json)

@@ -13,9 +13,10 @@ from scipy import stats
 
 from bench.evidence import Boot, Resolved, Settings, read_evidence
 from bench.guards import run_guards
+from bench.ladder.begun import as_begun, write_begun
 from bench.ladder.combine import combine, incomparable, other_recipe
 from bench.ladder.decide import decide
-from bench.ladder.join import remake
+from bench.ladder.join import join_ladders, remake
 from bench.ladder.journal import RUNS, read_boots
 from bench.ladder.proof import Proof, effect, proofs
 from bench.ladder.resume import as_measured, require_recipes, require_same_host, strays
@@ -26,9 +27,11 @@ from bench.ladder.steps import drift, step
 from bench.report.ladder import notes
 from bench.verdict import judge
 from images.engine import Engine
-from images.errors import RunProblem
+from images.errors import RunProblem, UsageProblem
 from recipes.compose import rungs_of
 from recipes.graphs import GraphFit
+from recipes.load import Loaded
+from recipes.schema import Claim
 from tests.ladders import written_ladder
 from tests.runs import claim, closed_loop, recipe, write_run
 
@@ -263,6 +266,59 @@ def test_where_the_first_rung_gives_no_figure_changes_are_tried_on_the_first_tha
     (decision,) = table["decisions"]
     assert (decision["rung"], decision["against"]) == ("mtp1", "mtp3")
     assert table["rungs"][0].get("output_tok_s") is None
+
+
+def changed_library(rungs: list[Loaded]) -> list[Loaded]:
+    """The library later: another load, and other figures published."""
+    load = rungs[0].recipe.benchmark.model_copy(update={"input_len": 999})
+    claims = [Claim.model_validate(claim("output_tok_s", 77, 1))]
+    return [
+        replace(each, recipe=each.recipe.model_copy(update={"benchmark": load, "claims": claims})) for each in rungs
+    ]
+
+
+@pytest.mark.parametrize("with_recipes", [True, False], ids=["recipes.json", "a ladder of before"])
+@pytest.mark.parametrize("later", ["changed", "gone"])
+def test_a_ladder_s_table_does_not_change_with_the_library(tmp_path, monkeypatch, with_recipes, later):
+    folder = written_ladder(tmp_path / "a", {"base": [0.01, 0.0101], "mtp3": [0.009, 0.0091]})
+    if with_recipes:
+        rungs = rungs_here(read_setting(folder), rungs_of("micro", "base,mtp3"), NO_GPU)
+        claims = [Claim.model_validate(claim("output_tok_s", 500, 1))]
+        rungs = [replace(rung, own=rung.own.model_copy(update={"claims": claims})) for rung in rungs]
+        write_begun(folder, rungs)
+    before = remake(folder)
+    assert before["rungs"][0]["published_tok_s"] == (500 if with_recipes else None)
+
+    def now(family: str, chosen: str, own: object = None) -> list[Loaded]:
+        if later == "gone":
+            raise UsageProblem("unknown recipe")
+        return changed_library(rungs_of(family, chosen, own))
+
+    monkeypatch.setattr("bench.ladder.begun.rungs_of", now)
+    assert remake(folder) == before
+    read = as_begun(
+        folder,
+        read_setting(folder),
+        rungs_here(read_setting(folder), changed_library(rungs_of("micro", "base")), NO_GPU),
+    )
+    assert read[0].own.benchmark.input_len == (256 if with_recipes else 999), "going on with it publishes the same"
+
+
+def test_a_rung_that_is_nowhere_any_more_is_left_out_of_a_table_and_told(tmp_path, monkeypatch, capsys):
+    folder = written_ladder(tmp_path / "a", {"base": [0.01], "mtp3": [0.009]})
+    write_setting(folder, replace(read_setting(folder), rungs=["base", "retired", "mtp3"]))
+    assert [row["rung"] for row in remake(folder)["rungs"]] == ["base", "mtp3"]
+    assert "never measured, and left out: retired" in capsys.readouterr().err
+
+
+def test_ladders_put_together_keep_what_was_published_when_they_were_begun(tmp_path):
+    folders = [
+        written_ladder(tmp_path / tag, {"base": [step_s]}, tag=tag) for tag, step_s in (("a", 0.01), ("b", 0.011))
+    ]
+    (rung,) = rungs_here(read_setting(folders[0]), changed_library(rungs_of("micro", "base")), NO_GPU)
+    write_begun(folders[1], [rung])
+    _, table = join_ladders(folders, tmp_path / "joined")
+    assert table["rungs"][0]["published_tok_s"] == 77 and len(table["rungs"][0]["boots"]) == 2
 
 
 def test_boots_of_another_recipe_than_their_rung_has_now_are_found_and_told(tmp_path):

@@ -9,10 +9,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from bench.ladder.begun import write_begun
 from bench.ladder.join import join_ladders, remake
 from bench.ladder.journal import Boot, Journal, locked, outcome, read_boots
+from bench.ladder.sequence import rungs_here
+from bench.ladder.setting import read_setting
 from bench.runfolder import seal, write_text
 from images.errors import OutsideProblem, Problem, RunProblem
+from recipes.load import load_recipe
 from tests.ladders import written_ladder
 
 anything = st.recursive(
@@ -95,6 +99,11 @@ HOSTILE = {
     "a machine without a name": lambda folder: rewrite(folder, "machine.json", "{}"),
     "gpus that are none": lambda folder: rewrite(folder, "machine.json", '{"slug": "cpu-x86-64", "gpus": 7}'),
     "another rung's run": swap,
+    "recipes that are none": lambda folder: (folder / "recipes.json").write_text('{"rungs": [{"rung": "base"}]}'),
+    "deep recipes": lambda folder: (folder / "recipes.json").write_text("[" * 200_000),
+    "another family's recipes": lambda folder: write_begun(
+        folder, rungs_here(read_setting(folder), [load_recipe("micro-cuda/base")], {"gpus": []})
+    ),
 }
 
 
