@@ -1,6 +1,6 @@
 """Room bench: two runs of one recipe, mine and theirs: the same claims judged on both, and what a gap comes from. Pure.
 
-The claims are theirs, and so is the model they are about: a claim says nothing about other weights.
+The claims are theirs, and so are the model and the load they are about: a claim says nothing about others.
 """
 
 import math
@@ -18,6 +18,7 @@ from bench.statistics import BOOTS_FOR_INTERVAL
 from bench.verdict import figures_status, judge
 from recipes.load import as_data, changes, leaves
 from recipes.model_files import differing_files
+from recipes.schema import Claim, Recipe
 
 SCHEMA = 1
 # Of a rate that nobody claimed: less is not worth a cause. With fewer boots than three, how they scatter isn't known.
@@ -46,6 +47,9 @@ OF_A_RUN = Wording("the same", "the other run has no")
 # Keys that change nothing of what is measured; boots and windows are how often it is.
 OURS = frozenset({"runtime.port", "runtime.ready_timeout_s", "runtime.stop_timeout_s"})
 OURS |= {"benchmark.boots", "benchmark.windows"}
+
+SAME_LOAD = {"boots", "windows", "seed"}  # how often it is sent, and which of texts of one kind
+SAME_ITEMS = {"concurrency"}  # of a quality suite
 
 
 @dataclass(frozen=True)
@@ -109,13 +113,16 @@ def _named(one: Side) -> dict:
     }
 
 
-def _claim(claim, mine: Side, theirs: Side) -> dict:
+def _claim(claim: Claim, mine: Side, theirs: Side) -> dict:
     rows = {}
     for name, each in (("mine", mine), ("theirs", theirs)):
         model = theirs.evidence.recipe.model
         evidence = replace(each.evidence, recipe=each.evidence.recipe.model_copy(update={"model": model}))
         voided = [guard.id for guard in each.guards if guard.voids and guard.voids_metric(claim.metric)]
         rows[name] = judge_claim(claim, evidence, each.measured, voided)
+        other = _other_load(claim, each.evidence.recipe, theirs.evidence.recipe)
+        if other and not voided:
+            rows[name] |= {"state": "NOT_COMPARABLE", "reason": f"the claim is of another load: {other}"}
     values = [rows[name]["measured"] for name in ("mine", "theirs")]
     gap = None if None in values else values[0] - values[1]
     used = max(rows[name]["tolerance_used"] or claim.tolerance for name in rows)
@@ -130,6 +137,15 @@ def _claim(claim, mine: Side, theirs: Side) -> dict:
         "gap": gap,
         "apart": None if gap is None else abs(gap) > used * (1 + 1e-9),
     }
+
+
+def _other_load(claim: Claim, ran: Recipe, claimed: Recipe) -> str | None:
+    """In what the load differs that a claim is about, in words: for exact answers the items, else what was sent."""
+    exact = claim.metric == "exact_match"
+    parts = [recipe.quality if exact else recipe.benchmark for recipe in (ran, claimed)]
+    here, there = (part.model_dump(exclude=SAME_ITEMS if exact else SAME_LOAD) if part else {} for part in parts)
+    keys = [key for key in here | there if here.get(key) != there.get(key)]
+    return ", ".join(f"{key} {_said(here.get(key))}, theirs {_said(there.get(key))}" for key in keys) or None
 
 
 def _rate(mine: Side, theirs: Side) -> dict | None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from bench.evidence import read_evidence
-from bench.handover.compare import compare, side
+from bench.handover.compare import _other_load, compare, side
 from bench.handover.comparing import read_side
 from bench.verdict import judge
 from images.errors import RunProblem
@@ -110,6 +110,43 @@ def test_other_weights_go_before_everything_and_make_the_claim_another_one(tmp_p
     assert found["cause"]["kind"] == "model" and "model.safetensors" in found["cause"]["text"]
     assert found["claims"][0]["mine"]["state"] == "NOT_COMPARABLE"
     assert found["claims"][0]["theirs"]["state"] != "NOT_COMPARABLE"
+
+
+QUALITY = {"suites": ["micro-tasks"], "items": 5, "seed": 3}
+
+
+@pytest.mark.parametrize(
+    ("metric", "change", "other"),
+    [
+        (
+            "output_tok_s",
+            {"benchmark": {"prompt_source": "task-stream"}},
+            "prompt_source task-stream, theirs random-text",
+        ),
+        ("acceptance_length", {"benchmark": {"temperature": 1}}, "temperature 1.0, theirs 0.0"),
+        ("output_tok_s", {"benchmark": {"boots": 2, "windows": 2, "seed": 9}}, None),
+        ("exact_match", {"quality": {**QUALITY, "seed": 4}}, "seed 4, theirs 3"),
+        ("exact_match", {"quality": {**QUALITY, "concurrency": 2}, "benchmark": {"prompts": 160}}, None),
+        ("exact_match", {"quality": None, "claims": []}, "suites none, theirs micro-tasks"),
+    ],
+)
+def test_a_claim_is_not_judged_on_another_load(metric, change, other):
+    scope = {"scope": "micro-tasks/add"} if metric == "exact_match" else {}
+    theirs = recipe(quality=QUALITY, claims=[claim(metric, 1, 1, **scope)])
+    mine = recipe(**{"quality": QUALITY, **change})
+    found = _other_load(theirs.claims[0], mine, theirs)
+    assert found == other if other is None else other in found
+
+
+def test_a_run_of_another_load_is_comparable_with_no_claim_about_a_rate(tmp_path):
+    change = {"benchmark": {"boots": 3, "prompt_source": "task-stream"}}
+    found = compared(run(tmp_path / "a", change=change), run(tmp_path / "b"))
+    (row,) = found["claims"]
+    assert row["mine"]["state"] == "NOT_COMPARABLE" and "theirs random-text" in row["mine"]["reason"]
+    assert row["theirs"]["state"] != "NOT_COMPARABLE" and row["mine"]["measured"] is not None
+    assert found["cause"]["kind"] == "load"
+    void = compared(run(tmp_path / "c", change=change, live_argv=["other"]), run(tmp_path / "d"))
+    assert void["claims"][0]["mine"]["state"] == "INVALID"
 
 
 def test_an_acceptance_that_differs_is_never_laid_to_the_machine(tmp_path):
