@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+from pydantic import ValidationError
 
 from bench.analyse import Arrays
 from bench.arrays import save_window
@@ -13,12 +14,12 @@ from images.errors import RunProblem, UsageProblem
 from recipes.load import load_recipe
 from recipes.model_files import sha256
 from recipes.rules import TABLE_VERSION
-from recipes.schema import Recipe
+from recipes.schema import Benchmark, Recipe
 
 # All that is ever read of a result file. Its summaries are not: some of them lie, and all can be computed.
 ARRAYS = ("start_times", "ttfts", "latencies", "input_lens", "output_lens", "itls", "errors")
 TOLD = ("date", "backend", "model_id")
-COMPLETIONS = frozenset({"openai", "vllm"})
+COMPLETIONS = ("openai", "vllm")
 MOST = 4e9  # seconds of a clock that began in 1970 pass
 MOST_GAP_S = 4e3  # the microseconds of it are kept as a uint32
 
@@ -28,7 +29,8 @@ def import_vllm(files: list[Path], recipe_id: str, root: Path) -> Path:
 
     The run knows nothing of the machine, the engine, the weights and the settings, so that its claims are
     NOT_COMPARABLE and the guards that need a server's counters can't check. Raises RunProblem for a file
-    that isn't such a result, UsageProblem where the files disagree about their load.
+    that isn't such a result, UsageProblem where the files disagree about their load, or make more than one run holds;
+    nothing is made then.
     """
     recipe = load_recipe(recipe_id).recipe
     results = [read_result(file) for file in files]
@@ -111,9 +113,16 @@ def _concurrency(file: Path, result: dict) -> int:
 
 
 def _as_loaded(recipe: Recipe, concurrency: int, prompts: int, boots: int) -> Recipe:
-    load = recipe.benchmark.model_copy(
-        update={"concurrency": concurrency, "prompts": prompts, "boots": boots, "windows": 1}
-    )
+    """The recipe with the files' load. Raises UsageProblem for one that no run can have: it couldn't be read again."""
+    told = {"concurrency": concurrency, "prompts": prompts, "boots": boots, "windows": 1}
+    try:
+        load = Benchmark.model_validate({**recipe.benchmark.model_dump(), **told})
+    except ValidationError as errors:
+        first = errors.errors(include_url=False)[0]
+        what = {"boots": "files, each a boot", "prompts": "requests (num_prompts)"}.get(
+            first["loc"][0], first["loc"][0]
+        )
+        raise UsageProblem(f"{first['input']} {what}: {first['msg'].lower()} in one run") from None
     return recipe.model_copy(update={"benchmark": load})
 
 
@@ -125,7 +134,7 @@ def _differs(recipe: Recipe, result: dict, arrays: Arrays) -> list[str]:
         said.append(f"{streams or 'all'} streams, the recipe has {load.concurrency}")
     if result.get("backend") not in COMPLETIONS:
         said.append(f"backend {result.get('backend')!r}: a chat template adds tokens to the prompts")
-    if result.get("request_rate") not in {"inf", None}:
+    if result.get("request_rate") not in ("inf", None):
         said.append(f"sent at {result['request_rate']} requests/s, not as a closed loop")
     others = int((arrays["input_tokens"] != load.input_len).sum())
     if others:

@@ -152,6 +152,25 @@ def test_a_file_that_is_no_result_is_one_clear_error(tmp_path: Path, case: str):
         imported(tmp_path, make())
 
 
+@pytest.mark.parametrize(
+    ("files", "changes", "said"),
+    [
+        (21, {}, "21 files, each a boot: input should be less than or equal to 20 in one run"),
+        (1, {"num_prompts": 2_000_000}, r"2000000 requests \(num_prompts\): input should be less than"),
+    ],
+)
+def test_more_than_a_run_holds_is_said_before_anything_is_made(tmp_path: Path, files: int, changes: dict, said: str):
+    with pytest.raises(UsageProblem, match=said):
+        imported(tmp_path, *[result(**changes)] * files)
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("odd", [["openai"], {"a": 1}, 7])
+def test_what_a_file_says_of_its_client_may_be_anything(tmp_path: Path, odd: object):
+    run = imported(tmp_path, result(backend=odd, request_rate=odd))
+    assert "requests/s, not as a closed loop" in judge(read_evidence(run))["claims"][0]["reason"]
+
+
 def test_files_of_different_loads_are_not_boots_of_one_run(tmp_path: Path):
     with pytest.raises(UsageProblem, match="different loads"):
         imported(tmp_path, result(16), result(8))
