@@ -5,22 +5,26 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bench.handover.runs import RESULTS
+from bench.runfolder import seal_faults
 from bench.verdict import EXIT_CODES
+from images.errors import Problem
 from recipes.catalogue import Verdict
 from recipes.machine import machine_facts
 
 RUNS = RESULTS.parent / ".runs"
 MAX_BYTES = 4 << 20
+Ranked = tuple[tuple[bool, bool, str], Verdict, Path]  # here, proves something, its name; the verdict; its run
 
 
 def newest_verdicts(runs: Path = RUNS, results: Path = RESULTS, slug: str | None = None) -> dict[str, Verdict]:
     """The newest verdict by recipe id, and by the content of the bundle for adopted recipes.
 
     A run on this machine goes before others', and one that proves something before an INVALID one. Boots of
-    ladders count as runs do. What can't be read is left out: a listing is no place to fail.
+    ladders count as runs do. What can't be read is left out, and so is what isn't a sealed run of that recipe and
+    machine: a listing is no place to fail, nor one for a file that somebody wrote.
     """
     slug = slug or machine_facts()["slug"]
-    found: dict[str, list[tuple[tuple[bool, bool, str], Verdict]]] = {}
+    found: dict[str, list[Ranked]] = {}
     for file in [*_files(runs, "*"), *_files(results, "*/*/*")]:
         verdict, manifest = _read(file), _read(file.parent / "manifest.json")
         state, machine, recipe = (verdict.get(key) for key in ("state", "machine", "recipe"))
@@ -30,15 +34,36 @@ def newest_verdicts(runs: Path = RUNS, results: Path = RESULTS, slug: str | None
         key = origin.get("content") if isinstance(origin, dict) else recipe
         if isinstance(key, str):
             rank = (machine == slug, state != "INVALID", file.parent.name)
-            found.setdefault(key, []).append((rank, Verdict(state, machine, file.parent.name)))
-    return {key: _best(ranked) for key, ranked in found.items()}
+            found.setdefault(key, []).append((rank, Verdict(state, machine, file.parent.name), file.parent))
+    best = {key: _best(ranked) for key, ranked in found.items()}
+    return {key: verdict for key, verdict in best.items() if verdict}
 
 
-def _best(ranked: list[tuple[tuple[bool, bool, str], Verdict]]) -> Verdict:
-    """The first by rank, with the newest INVALID run of the same machine that came after it."""
-    (here, valid, name), best = max(ranked)
-    later = [other for (there, proves, other), _ in ranked if there == here and not proves and other > name]
-    return best._replace(invalid_since=max(later)) if valid and later else best
+def _best(ranked: list[Ranked]) -> Verdict | None:
+    """The first by rank that is a sealed run, with the newest INVALID one of the same machine that came after it.
+
+    Only runs that are to be named have their files looked at: hashing all of them would take a listing's time.
+    """
+    ordered = sorted(ranked, key=lambda each: each[0], reverse=True)
+    found = next((each for each in ordered if _sealed(each)), None)
+    if found is None:
+        return None
+    (here, valid, name), best, _ = found
+    later = [each for each in ordered if each[0][0] == here and not each[0][1] and each[0][2] > name]
+    void = next((verdict for _, verdict, _ in filter(_sealed, later)), None) if valid else None
+    return best._replace(invalid_since=void.run) if void else best
+
+
+def _sealed(ranked: Ranked) -> bool:
+    """Whether a verdict lies in a run folder as it was sealed, of the recipe and the machine that it names."""
+    _, verdict, folder = ranked
+    try:
+        if seal_faults(folder):
+            return False
+    except (Problem, OSError):
+        return False
+    slug, ran = _read(folder / "machine.json").get("slug"), _read(folder / "manifest.json").get("recipe")
+    return slug == verdict.machine and ran == _read(folder / "verdict.json").get("recipe")
 
 
 def _files(folder: Path, depth: str) -> Iterator[Path]:
