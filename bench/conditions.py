@@ -43,7 +43,11 @@ def gpu_means(pairs: list[tuple[Window, WindowResult]]) -> GpuMeans:
         figures.append(window_figures(window.telemetry, result.bounds))
         reasons |= {"gpu_memory_gb": why} if why else {}
         reasons |= {"energy_j_per_token": found.reason} if found.reason else {}
-    known = "energy_j_per_token" not in reasons and len({each.scope for each in spent}) == 1
+    scopes = sorted({each.scope for each in spent if each.scope})
+    if "energy_j_per_token" not in reasons and len(scopes) > 1:
+        told = " and ".join(scopes)
+        reasons["energy_j_per_token"] = f"the energy counter is of {told}, not of one of them in every window"
+    known = "energy_j_per_token" not in reasons
     no_gpu = next((each.no_gpu or "no GPU" for each in figures if not each.gpus), None)
     if no_gpu:
         reasons["conditions"] = f"no GPU telemetry: {no_gpu}"

@@ -7,10 +7,12 @@ import sys
 import time
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from bench.conditions import GpuMeans, gpu_means
 from bench.energy import energy, gpu_memory_gb
 from bench.telemetry.devices import DeviceError, Probe, open_devices
 from bench.telemetry.sampler import Sampler, Watched
@@ -239,6 +241,20 @@ def test_a_counter_and_an_integral_that_differ_by_more_than_five_percent_are_bot
 def test_a_counter_that_counts_the_whole_module_is_labelled_so():
     found = energy(made(30, lambda _: 500.0, lambda t: 700 * t, module_w=lambda _: 705.0), (5, 25), 1000)
     assert found.scope == "module" and found.agree and found.j_per_token == pytest.approx(14)
+
+
+def test_counters_of_different_scopes_give_no_energy_and_say_so():
+    card = made(30, lambda _: 500.0, lambda t: 500 * t)
+    module = made(30, lambda _: 500.0, lambda t: 700 * t, module_w=lambda _: 705.0)
+    result = SimpleNamespace(bounds=(5, 25), steady_tokens=1000.0)
+
+    def means(*seen: Telemetry) -> GpuMeans:
+        return gpu_means([(SimpleNamespace(boot=1, telemetry=each), result) for each in seen])
+
+    assert means(card, card).energy_scope == "gpu" and "energy_j_per_token" not in means(card, card).reasons
+    both = means(card, module)
+    assert both.energy_j_per_token is None and both.energy_scope is None
+    assert "gpu and module" in both.reasons["energy_j_per_token"]
 
 
 @pytest.mark.parametrize(
