@@ -99,22 +99,6 @@ def chunk_spans(arrays: Arrays, chosen: np.ndarray | None = None) -> tuple[np.nd
     )
 
 
-def timeline(arrays: Arrays, bin_s: float) -> tuple[np.ndarray, np.ndarray]:
-    """Output tokens by arrival: (B + 1,) edges in s from the first request on, (B,) tokens; all good tokens."""
-    good = np.flatnonzero(succeeded(arrays))
-    if len(good) == 0:
-        return np.zeros(1), np.zeros(0)
-    begin = float(arrays["start_s"].min())
-    end = float((arrays["start_s"] + arrays["e2e_s"]).max())
-    bins = int((end - begin) / bin_s) + 1
-    tokens = np.zeros(bins)
-    for block in _blocks(arrays, good):
-        _, arrival, weight = chunk_spans(arrays, block)
-        place = np.clip(((arrival - begin) / bin_s).astype(np.int64), 0, bins - 1)
-        tokens += np.bincount(place, weights=weight, minlength=bins)
-    return begin + np.arange(bins + 1) * bin_s, tokens
-
-
 def _blocks(arrays: Arrays, chosen: np.ndarray) -> Iterator[np.ndarray]:
     """Cut a list of requests so that each part has about BLOCK_CHUNKS chunks."""
     number = np.cumsum(arrays["chunks"][chosen].astype(np.int64)) // BLOCK_CHUNKS

@@ -169,16 +169,6 @@ def acceptance_length(delta: Counters) -> float | None:
     return 1 + accepted / drafts
 
 
-def acceptance_per_position(delta: Counters) -> list[float] | None:
-    """Share of drafts whose token at position 1, 2, … was accepted; None without speculative decoding."""
-    drafts = delta.get("spec_decode_num_drafts_total")
-    if not drafts:
-        return None
-    name = "spec_decode_num_accepted_tokens_per_pos_total{position="
-    positions = sorted((int(key[len(name) : -1]), value) for key, value in delta.items() if key.startswith(name))
-    return [value / drafts for _, value in positions]
-
-
 def prefix_hit_share(delta: Counters) -> float | None:
     """Prefix-cache hits ÷ queries, in tokens; 0 where nothing was asked, None where it isn't counted."""
     hits, queries = (delta.get(f"prefix_cache_{name}_total") for name in ("hits", "queries"))

@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from bench.analyse import analyse_window
-from bench.counters import acceptance_length, acceptance_per_position, as_series, difference, falls, mean_e2e_s
+from bench.counters import acceptance_length, as_series, difference, falls, mean_e2e_s
 from bench.evidence import read_evidence
 from bench.guards import in_words, roots, run_guards
 from bench.reference.engine import Settings
@@ -87,7 +87,6 @@ def test_the_counters_tell_the_acceptance_that_the_engine_was_set_to(acceptance)
     delta = difference(simulated.counters["before"], simulated.counters["after"])
     assert acceptance_length(delta) == pytest.approx(simulated.engine.truth.acceptance_length())
     assert acceptance_length(delta) == pytest.approx(1 + sum(acceptance), abs=0.02)
-    assert acceptance_per_position(delta) == pytest.approx(acceptance, abs=0.01)
     series = as_series(simulated.counters["series"])
     assert falls(series) == 0
     served = mean_e2e_s(delta)
