@@ -57,26 +57,26 @@ class RungRuns:
     @property
     def counting(self) -> list[Measured]:
         """The boots from which figures are taken: none where they are not of one configuration."""
-        return [] if self.mixed else self._sound
+        return [] if self.mixed else [each for each in self.measured if each.counts]
 
     @property
-    def _sound(self) -> list[Measured]:
-        return [each for each in self.measured if each.counts]
+    def sound(self) -> list[Measured]:
+        """The boots from which answers may be taken, and proofs, whether or not what was timed in them counts."""
+        return [each for each in self.measured if each.sound]
 
     @cached_property
     def mixed(self) -> str | None:
         """Why the boots can't be taken together; None where they can."""
         try:
-            sound = [each.evidence for each in self.measured if each.sound]
-            combine(sound) if sound else None
+            combine([each.evidence for each in self.sound]) if self.sound else None
         except RunProblem as problem:
             return str(problem)
         return None
 
     @property
     def answering(self) -> list[Measured]:
-        """The boots from which is taken what needs no clock, answers and proofs: those that count, else sound ones."""
-        return self.counting or [each for each in self.measured if each.sound]
+        """The boots that the row is of: those that count, else the sound ones: they have answers and proofs."""
+        return self.counting or self.sound
 
     def values(self, metric: str) -> dict[str, list[float]]:
         """By visit one value of a metric a boot; nothing for a boot that doesn't have it."""
@@ -212,8 +212,8 @@ def rung_row(plan: dict, runs: RungRuns, against: RungRuns | None, ladder: Ladde
     if not used:
         return row | {"state": "INVALID", "why": _held_against(runs.measured)} | _unproved(_effect(runs.measured))
     try:
-        sound = [each.evidence for each in runs.measured if each.sound]
-        verdict = judge(combine([each.evidence for each in used], sound), _worst_of(used))
+        together = combine([each.evidence for each in used], [each.evidence for each in runs.sound])
+        verdict = judge(together, _worst_of(used))
     except RunProblem as problem:
         return row | {"state": "INVALID", "why": str(problem)}
     row |= _figures(verdict, runs, used)
@@ -352,7 +352,7 @@ def _quality_change(against: RungRuns | None, runs: RungRuns) -> dict | None:
 
 def answers(runs: RungRuns) -> dict[str, list[dict]]:
     """A rung's answers by suite, of the boot that got least right, of those that count; empty where there is none."""
-    return weakest(each.evidence.quality for each in runs.measured if each.sound)
+    return weakest(each.evidence.quality for each in runs.sound)
 
 
 def whole_ladder(ladder: Ladder, chain: Sequence[RungRuns], published: Sequence[float | None]) -> dict | None:

@@ -72,7 +72,10 @@ def require_setting(setting: Setting) -> None:
 
 
 def shaped(loaded: Loaded, shape: str | None) -> Loaded:
-    """The recipe with another load. Its claims of timed figures fall away: they are about the recipe's own load."""
+    """The recipe with another load. Its claims fall away, all but those of exact answers: what a load has no part in.
+
+    Rates, latencies, memory and acceptance, which depends on the text, were claimed of the recipe's own load.
+    """
     if not shape:
         return loaded
     match = SHAPE.fullmatch(shape)
