@@ -28,7 +28,6 @@ NOISE = (
     "peak",
     "little",
     "telemetry_gaps",
-    "counter_gaps",
 )
 FLAGS = {
     "async-scheduling": False,
@@ -76,7 +75,8 @@ def rung(name: str, before: str, engine: dict) -> dict:
     """A rung that changes flags or variables."""
     changes = [f"engine.{part}.{key}" for part in ("flags", "env") for key in engine.get(part, {})]
     delta = {"changes": sorted(changes), "reason": "a test", "source": "a test"}
-    document = {"schema": 1, "id": f"{FAMILY}/{name}", "title": name, "extends": f"{FAMILY}/{before}"}
+    document = {"schema": 1, "id": f"{FAMILY}/{name}", "title": name, "status": "synthetic"}
+    document["extends"] = f"{FAMILY}/{before}"
     return {**document, "engine": engine, "delta": delta}
 
 
