@@ -55,9 +55,13 @@ class EngineRecord(Stored):
 
 
 class ModelRecord(Stored):
-    """Which checkpoint was served: sha256 by file name, None for a file that was missing."""
+    """Which checkpoint was served: sha256 by file name, None for a file that was missing.
+
+    `told`: of a hub's model, what the cache says of its files (see told_files): nobody hashed them.
+    """
 
     files: dict[str, str | None] | None = None
+    told: dict[str, Text] = {}
 
 
 class Failure(Stored):

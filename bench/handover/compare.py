@@ -201,6 +201,10 @@ def _model(mine: Side, theirs: Side) -> list[Difference]:
     ours, other = (each.evidence.manifest.model.files for each in (mine, theirs))
     if ours is None or other is None:
         return [Difference("model", "files", ours and "recorded", other and "recorded")] if ours != other else []
+    told, said = (each.evidence.manifest.model.told for each in (mine, theirs))
+    # A hub's cache tells a small file's sha1, what `provision` brought its sha256: those can't be compared.
+    known = {name for name in told.keys() & said.keys() - ours.keys() if len(told[name]) == len(said[name])}
+    ours, other = ours | {name: told[name] for name in known}, other | {name: said[name] for name in known}
     return [
         Difference("model", name, _short(ours.get(name)), _short(other.get(name)))
         for name in differing_files(other, ours)

@@ -260,3 +260,17 @@ def test_a_run_that_was_edited_is_compared_with_nothing(tmp_path):
     (mine / "machine.json").write_text('{"slug": "faster"}')
     with pytest.raises(RunProblem, match="is not what was sealed: machine.json was changed"):
         compared(mine, theirs)
+
+
+def test_what_caches_tell_of_a_hub_s_files_is_compared_where_both_tell_the_same_kind_of_digest(tmp_path):
+    told = {"config.json": "a" * 40, "weights-1.safetensors": "b" * 64}
+    for name, others, differing in (
+        ("same", told, []),
+        ("other weights", {**told, "weights-1.safetensors": "c" * 64}, ["weights-1.safetensors"]),
+        ("another kind of digest", {**told, "config.json": "d" * 64}, []),
+        ("one that tells nothing", {}, []),
+    ):
+        records = [{"model": {"files": MODEL_FILES, "told": each}} for each in (told, others)]
+        mine, theirs = (run(tmp_path / name / str(n), manifest=record) for n, record in enumerate(records))
+        found = compared(mine, theirs)
+        assert [row["what"] for row in found["fingerprint"] if row["kind"] == "model"] == differing, name
