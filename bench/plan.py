@@ -63,15 +63,21 @@ def gather(options: Options) -> Plan:
     asked = load_recipe(options.recipe) if options.recipe else None
     away = runs_away(asked, options)
     if away and options.here:
-        raise UsageProblem(_elsewhere())
+        raise UsageProblem(elsewhere())
     machine = engine_machine() if away else machine_facts()
     name, why = (options.recipe, "asked for") if asked else first_choice(machine["slug"])
     loaded = asked or load_recipe(name)
+    if not (asked or away or options.here) and runs_away(loaded, options):
+        raise UsageProblem(
+            f"the Docker engine is at {engine_host()}, and this machine's recipe, {loaded.recipe.id}, runs in a "
+            "container: name the one that is to run there, --recipe NAME"
+        )
     note(f"Recipe {loaded.recipe.id}: {loaded.recipe.title} ({why})")
     return plan_for(loaded, options, machine, away)
 
 
-def _elsewhere() -> str:
+def elsewhere() -> str:
+    """Why a task that runs an engine here can't, where the Docker engine is another machine's, and what can."""
     return (
         f"the Docker engine is at {engine_host()}, and only reproduce and quality measure another machine's: run this "
         "task there. To leave a server there: ./inv provision --host HOST --recipe NAME"
@@ -117,7 +123,7 @@ def plan_for(chosen: Loaded, options: Options, machine: dict, away: bool = False
     `away`: `machine` is the Docker engine's, not this one. Raises as `gather` does.
     """
     if not away and runs_away(chosen, options):
-        raise UsageProblem(_elsewhere())
+        raise UsageProblem(elsewhere())
     on_gpu = declaration(chosen.recipe.engine.image).device == "cuda"
     gpu = options.gpu or (chosen.site.gpu if on_gpu else None)
     said_by = "--gpu" if options.gpu else "./inv site, or the adopted recipe's site.yaml, names the GPU"

@@ -123,7 +123,7 @@ class FrontDoor(Program):
         word = unknown[1]
         before = given[given.index(word) - 1] if options and word in given else ""
         flags = {*options, *(f"--no-{name.lstrip('-')}" for name in options), *self.initial_context.flags}
-        if re.match("-.", before) and before not in flags:
+        if re.match("-.", before) and "=" not in before and before not in flags:
             word = before  # the word behind it is its value, very likely
         said, known, where = f"there is no task {word!r}", list(self.namespace.task_names), "--list"
         if word.startswith("-"):

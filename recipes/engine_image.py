@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from images.build import Built, Order, build_image
+from images.command import run
 from images.console import emit_json, note, out, table
 from images.declaration import declaration
 from images.docker_engine import docker_engine, engine_host, is_local
@@ -20,6 +21,7 @@ from recipes.lock import Images
 from recipes.machine import machine_facts
 from recipes.site import accept_image, own_site
 
+CDI_FOLDERS = (Path("/etc/cdi"), Path("/var/run/cdi"))
 ARCH = re.compile(r"[1-9][0-9]?\.[0-9][af]?")
 
 
@@ -69,9 +71,19 @@ def proof_device(name: str) -> str | None:
         note(f"This machine has {len(here)} GPUs: the image isn't proved on one. Name it: ./inv site --gpu UUID")
     elif here and not docker_engine().devices_by_cdi:
         note("The Docker engine is older than 25, so it gives a container no GPU by CDI: the image isn't proved on one")
+    elif here and (why := _not_free(chosen[0])):
+        note(f"{why}: the image isn't proved on it now; what runs it next proves it first")
     elif here:
         return f"nvidia.com/gpu={chosen[0]}"
     return None
+
+
+def _not_free(uuid: str) -> str | None:
+    """Why a GPU can't be had for a proof now: no CDI file names one yet, or somebody computes on it; else None."""
+    if not any(file for folder in CDI_FOLDERS for file in folder.glob("*.*")):
+        return "No CDI file names this machine's GPU yet (./inv provision writes it)"
+    asked = run(["nvidia-smi", f"--id={uuid}", "--query-compute-apps=pid", "--format=csv,noheader"])
+    return f"The GPU {uuid} is in use" if asked.returncode == 0 and asked.stdout.strip() else None
 
 
 def order_for(recipe: str | None, image: str | None, **options: object) -> Order:

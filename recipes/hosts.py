@@ -181,12 +181,17 @@ def _setting(text: str) -> tuple[str, object]:
             f"--set {name}=…: a secret on a command line is seen by every user of this machine, and kept by the shell. "
             f"Give it by {secret.get(name) or ask} in the environment, or by a vault"
         )
-    return name, value if declared().get(name, {}).get("type") in {"str", "path"} else _value(value)
+    return name, _value(value, declared().get(name, {}).get("type"))
 
 
-def _value(text: str) -> object:
-    """A list, a mapping, true, false or a whole number; anything else is text: as a number 1.20 would be 1.2."""
-    if not re.fullmatch(r"[\[{].*|true|false|-?\d+", text, re.DOTALL):
+def _value(text: str, kind: str | None) -> object:
+    """A variable's value as its role declares it. Of unknown ones a list, a mapping, true, false or a whole number.
+
+    Anything else is text: as a number the version 1.20 would be 1.2.
+    """
+    if kind in {"str", "path"} or not re.fullmatch(r"[\[{].*|true|false|-?\d+|-?\d+\.\d+", text, re.DOTALL):
+        return text
+    if kind not in {"float", "raw"} and re.fullmatch(r"-?\d+\.\d+", text):
         return text
     try:
         return json.loads(text)

@@ -53,7 +53,10 @@ def told_files(weights: Path) -> dict[str, str]:
 
 
 def _as_fetched(file: Path, entry: dict) -> bool:
-    seen = file.lstat()
+    try:
+        seen = file.lstat()
+    except OSError:
+        return False
     return (seen.st_size, seen.st_mtime_ns) == (entry["size"], entry["mtime_ns"])
 
 

@@ -16,6 +16,7 @@ IMAGE_ID = re.compile(r"sha256:[0-9a-f]{64}")
 # Every engine we start stays offline and tells nobody anything.
 FIXED_ENV = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
 
+MACHINE_S = frozenset({"CUDA_VISIBLE_DEVICES", "HF_HOME"})  # chosen for a run and its machine, not by the recipe
 # Variables that something in an engine's process is known to read: vLLM says itself which of its own it doesn't.
 ENGINE_READS = re.compile(
     r"(VLLM|OMP|GOMP|MKL|OPENBLAS|KMP|ONEDNN|DNNL|CUDA|CUBLAS|CUBLASLT|CUDNN|NCCL|MALLOC"

@@ -23,7 +23,7 @@ EXPLAINS: dict[str, frozenset[str]] = {
         {"client_errors", "finish_counters", "generation_tokens", "prompt_tokens", "output_lengths", "peak", "little"}
     ),
     "finish_counters": frozenset({"output_lengths"}),
-    "finished": frozenset({"live_argv", "live_env", "quality_complete"}),
+    "finished": frozenset({"live_argv", "live_env", "log_proof", "quality_complete"}),
     "peak": frozenset({"little"}),
     "preemptions": frozenset({"straggler"}),
     "cold_engine": frozenset({"straggler"}),

@@ -10,10 +10,10 @@ from bench.guards.guard import Guard
 from bench.quality.suites import Item, suite_items
 from recipes.load import Loaded
 from recipes.schema import Recipe
-from recipes.spec import serving_spec
+from recipes.spec import MACHINE_S, serving_spec
 
 # How a record names a folder of the machine it was made on.
-MACHINE_S = re.compile(r"\{(?:model|hub|engine|repository|cache|home)\}")
+FOLDER = re.compile(r"\{(?:model|hub|engine|repository|cache|home)\}")
 
 
 def seal(evidence: Evidence) -> Iterator[Guard]:
@@ -72,7 +72,7 @@ def _measured(evidence: Evidence) -> set[int]:
 def _rendered_from(recipe: Recipe, rendered: list[str] | dict[str, str | None]) -> bool:
     """Whether a recorded command line or environment is this recipe's; folders of a machine stand there by name."""
     if isinstance(rendered, dict):
-        wanted = recipe.engine.env
+        wanted = {name: text for name, text in recipe.engine.env.items() if name not in MACHINE_S}
         return all(rendered.get(name) == text or _renamed(rendered.get(name) or "") for name, text in wanted.items())
     own = _beside_place(list(serving_spec(Loaded(recipe, Path(), {})).argv))
     theirs = _beside_place(rendered[rendered.index("serve") :] if "serve" in rendered else [])
@@ -86,7 +86,7 @@ def _beside_place(argv: list[str]) -> list[str]:
 
 
 def _renamed(text: str) -> bool:
-    return bool(MACHINE_S.search(text))
+    return bool(FOLDER.search(text))
 
 
 def log_proof(evidence: Evidence) -> Iterator[Guard]:

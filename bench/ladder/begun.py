@@ -118,6 +118,9 @@ def rungs_then(folder: Path, setting: Setting, boots: Sequence[Boot]) -> list[Ru
         raise RunProblem(
             f"{folder}: the library has none of its rungs, and none was measured: there is nothing to show"
         )
+    found |= {
+        name: replace(found[name], absent=None) for name in ran if name in found
+    }  # another visit's machine had it
     return [found[name] for name in setting.rungs if name in found]
 
 

@@ -19,7 +19,7 @@ from bench.ladder.sequence import Outlook, Rung, Unit, outlook, rungs_here
 from bench.ladder.setting import OF_A_GPU, Setting, read_setting, write_setting
 from bench.ladder.table import write_table
 from bench.measure import gpus_of, measure
-from bench.plan import Options, choose_runtime, plan_for, with_gpu
+from bench.plan import Options, elsewhere, plan_for, runs_away, with_gpu
 from bench.record import Plan
 from bench.verdict import write_verdict
 from images.console import note
@@ -181,8 +181,8 @@ def require_ready(setting: Setting, visit: Visit) -> tuple[dict, list[Rung]]:
     options, image = visit.options, here[0].loaded.recipe.engine.image
     if options.engine_python:
         given_engine(image, options.engine_python, options.engine_paths)
-    else:
-        choose_runtime(here[0].loaded, options.runtime)
+    elif runs_away(here[0].loaded, options):
+        raise UsageProblem(elsewhere())
     return facts, rungs
 
 

@@ -15,10 +15,9 @@ from images.probe import ask, resolved_config
 from recipes.compare import RESOLVED
 from recipes.load import Loaded, changes
 from recipes.machine import load_machines, machine_profile
-from recipes.spec import Container, ServingSpec, serving_spec
+from recipes.spec import MACHINE_S, Container, ServingSpec, serving_spec
 from recipes.weights import HUB
 
-MACHINE_S = frozenset({"CUDA_VISIBLE_DEVICES", "HF_HOME"})  # chosen for this run and machine, not by the recipe
 WEIGHTS = "/weights"  # where a container sees the cache that only holds weights for it
 SILENT = ("proof.", "quality.", "runtime.", "benchmark.", "choices.")  # nothing that an engine could take in
 

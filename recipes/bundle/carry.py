@@ -171,10 +171,10 @@ def _place(file: Path, inside: Path, top: int, into: Path, owner: int | None) ->
         except FileExistsError:
             return False
         try:
-            with file.open("rb") as source, open(placed, "wb") as target:
+            with open(placed, "wb") as target, file.open("rb") as source:
                 _give(placed, owner)
                 shutil.copyfileobj(source, target)
-        except OSError:  # half a kernel would stay for good
+        except BaseException:  # half a kernel would stay for good
             os.unlink(inside.name, dir_fd=folder)
             raise
         return True
@@ -190,7 +190,7 @@ def _folder(name: str, above: int, path: Path, owner: int | None) -> int:
         made = True
     try:
         folder = os.open(name, os.O_RDONLY | os.O_DIRECTORY | (0 if owner is None else os.O_NOFOLLOW), dir_fd=above)
-    except NotADirectoryError:
+    except (NotADirectoryError, FileNotFoundError):
         raise BundleProblem(
             f"{shown(path)}: {name} is a link or a file, and kernels are put into folders only. Move it away, or name "
             "another folder with --cache"

@@ -330,7 +330,12 @@ def _publish(partial: Path, out: Path) -> None:
     except OSError:
         if partial.is_dir():
             raise
-    partial.rename(out)  # a folder, or a file on a file system without links
+    try:
+        partial.rename(out)  # a folder, or a file on a file system without links
+    except OSError:
+        if partial.is_dir():
+            out.rmdir()
+        raise
 
 
 def _write_folder(entries: Sequence[Entry], folder: Path, progress: Callable[[int], None]) -> int:

@@ -66,6 +66,7 @@ def test_every_task_explains_itself(inv, task):
             ["reproduce", "--recpie", "micro"],
             "reproduce has no option --recpie. Did you mean: --recipe? `./inv reproduce --help`",
         ),
+        (["reproduce", "--port=8000", "micro"], "reproduce takes no 'micro', and there is no task of that name"),
         (["--everything"], "./inv has no option --everything. `./inv --help`"),
         (["list", "everything"], "list takes no 'everything', and there is no task of that name"),
         (["reproduce", "--boots", "many"], "--boots wants a whole number, not 'many'"),

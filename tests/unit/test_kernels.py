@@ -26,6 +26,18 @@ def test_kernels_are_not_put_through_a_link_that_leads_nowhere(tmp_path):
     assert not (tmp_path / "elsewhere").exists()
 
 
+def test_a_kernel_that_was_cut_off_is_not_there(tmp_path, monkeypatch):
+    def cut_off(source, target):
+        target.write(source.read(2))
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("recipes.bundle.carry.shutil.copyfileobj", cut_off)
+        placing(tmp_path, tmp_path / "cache")
+    assert placing(tmp_path, tmp_path / "cache") == 1
+    assert (tmp_path / "cache/vllm/a/kernel.so").read_bytes() == b"code"
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="root gives files away")
 def test_root_gives_the_engine_s_user_what_it_placed_and_nothing_else(tmp_path):
     (tmp_path / "secret").write_bytes(b"root's")

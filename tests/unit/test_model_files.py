@@ -338,6 +338,9 @@ def test_what_a_cache_knows_of_its_files_is_told_and_of_a_changed_one_it_is_not(
     (folder / FIRST).chmod(0o644)
     (folder / FIRST).write_bytes(b"something else")
     assert told_files(link).keys() == HASHES.keys() - {FIRST}
+    folder.chmod(0o755)
+    (folder / FIRST).unlink()
+    assert told_files(link).keys() == HASHES.keys() - {FIRST}
     hubs = tmp_path / "snapshots" / REVISION
     hubs.mkdir(parents=True)
     (hubs / FIRST).symlink_to(f"../../blobs/{HASHES[FIRST]}")

@@ -63,7 +63,8 @@ def test_a_secret_on_the_command_line_is_refused_unshown_with_a_better_way(name:
         ('preflight_wanted={"driver_min": "590"}', {"driver_min": "590"}),
         ("monitoring_enabled=true", True),
         ("model_cache_owner=1001", 1001),
-        ("serving_drain_s=1.5", "1.5"),  # Ansible makes a number of it
+        ("engine_image_keep_free_gb=2.5", 2.5),  # a number in its role, which adds to it
+        ("monitoring_limit_acceptance_drop=0.2", 0.2),
         ("ansible_port=2222", 2222),
         ("somebody_s_version=1.20", "1.20"),
         ("somebody_s_template={{ a }}", "{{ a }}"),

@@ -12,6 +12,8 @@ from types import SimpleNamespace
 import pytest
 
 from bench import plan
+from bench.ladder.climb import Visit, require_ready
+from bench.ladder.setting import Setting
 from images.build import Built
 from images.docker_engine import DockerProblem
 from images.errors import EngineProblem, UsageProblem
@@ -295,6 +297,12 @@ def test_a_ladder_says_that_it_measures_no_other_machine_s_engine(station_over_s
     monkeypatch.setenv("DOCKER_HOST", "ssh://root@station:2222")
     with pytest.raises(UsageProblem, match="only reproduce and quality measure another machine's"):
         plan.plan_for(load_recipe("micro"), plan.Options(runtime="docker"), machine_facts_here())
+    setting = Setting("micro", ["base"], 1, 1, "interleaved", None, None, [], True)
+    with pytest.raises(UsageProblem, match="only reproduce and quality measure another machine's"):
+        require_ready(setting, Visit(plan.Options(runtime="docker")))
+    monkeypatch.setattr(plan, "choose_runtime", lambda loaded, asked: "docker")
+    with pytest.raises(UsageProblem, match=r"runs in a container: name the one that is to run there, --recipe NAME"):
+        plan.gather(plan.Options())
 
 
 def test_a_recipe_with_an_api_key_is_served_by_provisioning_only():
@@ -306,13 +314,21 @@ def test_a_recipe_with_an_api_key_is_served_by_provisioning_only():
             plan.plan_for(loaded, plan.Options(runtime=way), machine_facts_here())
 
 
-def test_an_image_is_proved_on_the_gpu_that_is_named_or_the_only_one(monkeypatch, capsys):
+def test_an_image_is_proved_on_the_gpu_that_is_named_or_the_only_one(monkeypatch, capsys, tmp_path):
     asked = {"gpus": []}
     monkeypatch.setattr(engine_image, "engine_host", lambda: "")
     monkeypatch.setattr(engine_image, "machine_facts", lambda: asked)
     monkeypatch.setattr(engine_image, "docker_engine", lambda: SimpleNamespace(devices_by_cdi=True))
+    monkeypatch.setattr(engine_image, "CDI_FOLDERS", (tmp_path,))
+    computing = SimpleNamespace(returncode=0, stdout="")
+    monkeypatch.setattr(engine_image, "run", lambda argv: computing)
     assert (engine_image.proof_device("cuda"), capsys.readouterr().err) == (None, "")
     asked["gpus"] = [{"uuid": "GPU-0001"}]
+    assert engine_image.proof_device("cuda") is None and "./inv provision writes it" in capsys.readouterr().err
+    (tmp_path / "nvidia.yaml").touch()
+    computing.stdout = "4711\n"
+    assert engine_image.proof_device("cuda") is None and "GPU-0001 is in use" in capsys.readouterr().err
+    computing.stdout = ""
     assert (engine_image.proof_device("cuda"), engine_image.proof_device("cpu")) == ("nvidia.com/gpu=GPU-0001", None)
     asked["gpus"].append({"uuid": "GPU-0002"})
     assert engine_image.proof_device("cuda") is None and "./inv site --gpu UUID" in capsys.readouterr().err
