@@ -1,9 +1,7 @@
 """Room bench: a run as a folder: written once, sealed with SHA256SUMS, read back and checked."""
 
 import json
-import os
 import secrets
-import tempfile
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,6 +12,7 @@ import yaml
 from images.errors import RunProblem
 from images.packed import gunzipped
 from images.validate import validate
+from images.written import PARTIAL, write_whole
 from images.yaml_source import read_yaml
 from recipes.load import as_data
 from recipes.model_files import sha256
@@ -22,7 +21,6 @@ from recipes.schema import Recipe
 SEAL = "SHA256SUMS"
 DERIVED = frozenset({"verdict.json", "report.html", SEAL})
 SCHEMA = 2  # 2: the counters' course, the host's identity, loops in texts; a run is judged by its own schema's guards
-PARTIAL = ".partial"
 WIDTH = 240  # characters of a line of JSON
 MAX_TEXT_BYTES = 50_000_000
 MAX_RESULT_BYTES = 400_000_000
@@ -73,19 +71,9 @@ def write_text(file: Path, text: str) -> None:
 
 
 def write_bytes(file: Path, data: bytes) -> None:
-    """Write a file whole or not at all; never through a link, and two at once don't disturb each other."""
+    """Write a file whole or not at all, as `write_whole` does, its folder too."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(prefix=f".{file.name}.", suffix=PARTIAL, dir=file.parent)
-    try:
-        with open(descriptor, "wb") as sink:
-            sink.write(data)
-            sink.flush()
-            os.fsync(sink.fileno())
-        Path(name).chmod(0o644)
-        Path(name).replace(file)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    write_whole(file, data)
 
 
 def new_run(recipe: Recipe, root: Path) -> Path:

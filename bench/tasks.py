@@ -17,7 +17,12 @@ RUNS = str(Path(__file__).resolve().parent.parent / ".runs")
 
 
 def given(gpu: str | None, python: str | None, paths: list[str] | None) -> dict:
-    """The values of GIVEN as bench.plan.Options takes them."""
+    """The values of GIVEN as bench.plan.Options takes them.
+
+    Raises UsageProblem for folders of an interpreter that isn't named.
+    """
+    if paths and not python:
+        raise UsageProblem("--engine-path is a folder for the interpreter of --engine-python, which isn't named")
     return {"gpu": gpu, "engine_python": python, "engine_paths": tuple(paths or ())}
 
 

@@ -8,6 +8,7 @@ from images.engine import find_engine
 from images.errors import UsageProblem
 from images.index import cache_root
 from images.probe import probe, resolved_config, unknown_names
+from images.written import write_whole
 from images.yaml_source import shown
 from recipes.compare import beside_rows, difference, ladder_rows, overridden
 from recipes.graphs import graph_fit
@@ -143,10 +144,8 @@ def save_lock(name: str, images: Images, revision: str | None, out_file: Path | 
     require_rules(loaded)
     text = as_text(make_lock(loaded, machine_facts(), images))
     file = out_file or Path(f"{loaded.recipe.id.replace('/', '-')}.lock.json")
-    partial = file.with_name(file.name + ".partial")
     try:
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(file)
+        write_whole(file, text.encode())
     except OSError as error:
         raise UsageProblem(f"{shown(file)}: can't be written: {error.strerror}") from error
     return file
@@ -175,7 +174,10 @@ def render_lock(
     if lines:
         raise UsageProblem(f"{shown(file)} can't be rendered here, it would differ:\n  " + "\n  ".join(lines))
     platform = platform_of(facts)
-    chosen = lock["engine"]["images"].get(platform) or image
+    locked = lock["engine"]["images"].get(platform)
+    if image and locked and image != locked:
+        raise UsageProblem(f"{shown(file)} fixes its image, {locked}, and --image names another: leave it out")
+    chosen = locked or image
     if not chosen:
         has = ", ".join(lock["engine"]["images"]) or "no image"
         raise UsageProblem(f"{shown(file)} has {has} and none for {platform}; name one: --image NAME@sha256:…")
@@ -207,9 +209,7 @@ def _render(loaded: Loaded, target: str, image: str, device: str | None, cache: 
         print(text, end="")  # noqa: T201 (the result itself, for a pipe)
         return
     try:
-        out_file.write_text(text, encoding="utf-8")
+        write_whole(out_file, text.encode(), 0o755 if target == "docker" else 0o644)
     except OSError as error:
         raise UsageProblem(f"{shown(out_file)}: can't be written: {error.strerror}") from error
-    if target == "docker":
-        out_file.chmod(0o755)
     out().print(shown(out_file), markup=False)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from images.command import run_shown, tail
 from images.console import emit_json, note, out, printable, table
-from images.errors import Problem, UsageProblem
+from images.errors import Problem, UsageProblem, nearest
 from images.index import cache_root
 from images.yaml_source import read_yaml
 
@@ -126,6 +126,7 @@ def run_playbook(
     argv = [sys.executable, "-m", "ansible", "playbook", playbook, *_where(hosts, inventory), *options]
     argv += ["--inventory", str(more)] if more else []
     values = dict(map(_setting, settings or ()))
+    _say_unknown(values)
     with tempfile.TemporaryDirectory(prefix="station-recipes-ansible-") as folder:  # nobody else may look into it
         log = Path(folder) / "events.jsonl"
         if values:
@@ -182,6 +183,14 @@ def _setting(text: str) -> tuple[str, object]:
             f"Give it by {secret.get(name) or ask} in the environment, or by a vault"
         )
     return name, _value(value, declared().get(name, {}).get("type"))
+
+
+def _say_unknown(names: Iterable[str]) -> None:
+    """Say which variables no role has: an inventory of somebody's may use them, and a misspelt one does nothing."""
+    known = declared()
+    for name in (name for name in names if name not in known and not name.startswith("ansible_")):
+        close = nearest(name, list(known), count=1)
+        note(f"--set {name}: no role of ours has this variable{f'; did you mean {close[0]}?' if close else ''}")
 
 
 def _value(text: str, kind: str | None) -> object:

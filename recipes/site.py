@@ -17,6 +17,7 @@ from images.declaration import Digest, Repository
 from images.errors import SiteProblem, UsageProblem
 from images.index import state_root
 from images.validate import validate
+from images.written import write_whole
 from images.yaml_source import read_yaml, shown
 from recipes.adopted import SITE, Folder, Site, Uuid, from_options
 from recipes.schema import Part, Recipe, Revision, Text
@@ -84,10 +85,7 @@ def keep_site(changed: Callable[[dict], None], anew: bool = False) -> OwnSite:
             changed(data)
             site = from_options(OwnSite, data)
             said = {key: value for key, value in site.model_dump().items() if value}
-            partial = file.with_name(f"{file.name}.partial")
-            partial.unlink(missing_ok=True)  # left by a killed one, or a link that leads elsewhere
-            partial.write_text(yaml.safe_dump(said, sort_keys=True), encoding="utf-8")
-            partial.replace(file)
+            write_whole(file, yaml.safe_dump(said, sort_keys=True).encode())
     except OSError as error:
         raise UsageProblem(f"{shown(file)}: can't be written: {error.strerror}") from error
     return site

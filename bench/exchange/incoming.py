@@ -33,6 +33,7 @@ def import_vllm(files: list[Path], recipe_id: str, root: Path) -> Path:
     nothing is made then.
     """
     recipe = load_recipe(recipe_id).recipe
+    _refuse_copies(files)
     results = [read_result(file) for file in files]
     windows = [_arrays_of(file, result) for file, result in zip(files, results, strict=True)]
     loads = {(_concurrency(file, result), _asked(result)) for file, result in zip(files, results, strict=True)}
@@ -57,6 +58,15 @@ def import_vllm(files: list[Path], recipe_id: str, root: Path) -> Path:
         save_window(window_folder(run, boot, 1), arrays)
     seal(run)
     return run
+
+
+def _refuse_copies(files: list[Path]) -> None:
+    """Raise UsageProblem for a file that is there twice: each boot counts once."""
+    seen: dict[str, Path] = {}
+    for file in (file for file in files if file.is_file()):
+        first = seen.setdefault(sha256(file), file)
+        if first is not file:
+            raise UsageProblem(f"{file} has the same bytes as {first}: each is to be of another boot of the server")
 
 
 def _arrays_of(file: Path, result: object) -> Arrays:

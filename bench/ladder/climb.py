@@ -29,6 +29,7 @@ from images.given import given_engine
 from images.yaml_source import shown
 from recipes.compose import rungs_of
 from recipes.graphs import graph_fit
+from recipes.load import with_options
 from recipes.machine import machine_facts
 from recipes.rules import require_rules
 from recipes.run.jit import restore, save
@@ -183,7 +184,18 @@ def require_ready(setting: Setting, visit: Visit) -> tuple[dict, list[Rung]]:
         given_engine(image, options.engine_python, options.engine_paths)
     elif runs_away(here[0].loaded, options):
         raise UsageProblem(elsewhere())
+    with_options(here[0].loaded, options.port)
+    _require_files(visit)
     return facts, rungs
+
+
+def _require_files(visit: Visit) -> None:
+    """Raise UsageProblem for files of kernels that can't be read, or written at the ladder's end."""
+    if visit.restore and not visit.restore.is_file():
+        raise UsageProblem(f"--caches {shown(visit.restore)}: there is no such file")
+    kept = visit.keep_caches
+    if kept and (kept.is_dir() or not os.access(kept.parent, os.W_OK)):
+        raise UsageProblem(f"--keep-caches {shown(kept)}: wanted the name of a file in a folder that can be written")
 
 
 def _require_decidable(setting: Setting, here: list[Rung], facts: dict) -> None:

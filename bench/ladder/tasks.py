@@ -81,6 +81,8 @@ def ladder(
             "ladder needs --recipe FAMILY, or --resume FOLDER. To look at it only: --recipe FAMILY --show"
         )
     options = Options(None, port, 0, 0, runtime, **given(gpu, engine_python, engine_path))
+    if guard and not keep_if_better and not resume:
+        raise UsageProblem("--guard names what a change may not worsen: it goes with --keep-if-better METRIC")
     only = [name.strip() for name in rungs.split(",")] if rungs and resume else None
     files = [Path(file) if file else None for file in (caches, keep_caches)]
     if resume:

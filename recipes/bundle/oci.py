@@ -179,7 +179,8 @@ def pull_artifact(text: str, out: Path, wire: Wire, limits: Limits) -> Artifact:
             skopeo_copy(options, source, "dir:content", f"Pulling {reference}", folder)
         blob = folder / "content" / layer["digest"][7:]
         with blob.open("rb") as opened:
-            if f"sha256:{hashlib.file_digest(opened, 'sha256').hexdigest()}" != layer["digest"]:
+            same = f"sha256:{hashlib.file_digest(opened, 'sha256').hexdigest()}" == layer["digest"]
+            if not same or opened.tell() != artifact.size:
                 raise BundleProblem(f"{reference}: the registry gave another file than its manifest names")
         blob.rename(out)
     return Artifact(artifact.reference, artifact.digest, artifact.size, artifact.annotations, out)

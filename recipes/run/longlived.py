@@ -18,6 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from images.engine import Engine
 from images.errors import OutsideProblem, UsageProblem
+from images.written import write_whole
 from recipes.run.process import Progress, environment, refuse_taken_port, wait_ready
 from recipes.run.supervised import birth_of
 from recipes.run.supervisor import descendants_of
@@ -157,13 +158,7 @@ def _begin(spec: ServingSpec, engine: Engine, folder: Path) -> tuple[Record, Det
 
 
 def _write(file: Path, record: Record) -> None:
-    partial = file.with_suffix(".json.partial")
-    try:
-        partial.write_text(json.dumps(asdict(record), indent=2, sort_keys=True) + "\n")
-        partial.replace(file)
-    except OSError:
-        partial.unlink(missing_ok=True)
-        raise
+    write_whole(file, (json.dumps(asdict(record), indent=2, sort_keys=True) + "\n").encode())
 
 
 def _forget(record: Record, state: Path) -> None:

@@ -284,7 +284,11 @@ def test_the_front_door_judges_a_file_and_exports_the_run_it_made(tmp_path: Path
     file.write_text(json.dumps(result()))
     answer = inv("verdict", str(file))
     assert answer.returncode == 2 and "--recipe NAME" in answer.stderr
-    answer = inv("verdict", str(file), "--recipe", RECIPE, "--boot", str(file), "--out", str(tmp_path / "runs"))
+    twice = inv("verdict", str(file), "--recipe", RECIPE, "--boot", str(file), "--out", str(tmp_path / "runs"))
+    assert twice.returncode == 2 and "has the same bytes as" in twice.stderr and not (tmp_path / "runs").exists()
+    other = tmp_path / "other.json"
+    other.write_text(json.dumps(result(date="20261101-111112")))
+    answer = inv("verdict", str(file), "--recipe", RECIPE, "--boot", str(other), "--out", str(tmp_path / "runs"))
     assert answer.returncode == 5 and "cannot check" in answer.stdout, answer.stderr
     run = Path(answer.stdout.splitlines()[-1])
     assert run.is_dir() and json.loads((run / "verdict.json").read_text())["boots"] == 2

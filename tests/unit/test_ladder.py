@@ -207,6 +207,11 @@ def test_the_next_boot_waits_for_the_gpu_s_memory_and_says_when_somebody_keeps_i
         (["--resume", "results", "--shape", "1/2/3"], "a ladder that is resumed keeps what it was begun with"),
         (["--join", "results"], "two at least"),
         (["--join"], "--join needs a value"),
+        (["--recipe", "micro", "--port", "99999"], "port"),
+        (["--recipe", "micro", "--caches", "nofile"], "--caches nofile: there is no such file"),
+        (["--recipe", "micro", "--keep-caches", "/nowhere/x.tar"], "wanted the name of a file in a folder"),
+        (["--recipe", "micro", "--guard", "ttft_p95_ms"], "it goes with --keep-if-better METRIC"),
+        (["--recipe", "micro", "--engine-path", "/nowhere"], "--engine-python, which isn't named"),
     ],
 )
 def test_wrong_usage_of_a_ladder_ends_with_one_clear_error(inv, tmp_path, arguments, said):

@@ -154,6 +154,10 @@ def test_a_lock_renders_the_same_bytes_again_or_says_what_differs(inv, tmp_path)
     assert inv("render", "--lock-file", str(file), "--target", "compose", "--image", image).stdout == first.stdout
     assert inv("render", "--lock-file", str(file)).returncode == 2, "a process recipe's lock has no image of its own"
     lock = json.loads(file.read_text())
+    images = {platform: image for platform in ("linux/amd64", "linux/arm64")}
+    file.write_text(json.dumps({**lock, "engine": {**lock["engine"], "images": images}}))
+    another = inv("render", "--lock-file", str(file), "--image", "engine@sha256:" + "e" * 64)
+    assert another.returncode == 2 and "fixes its image" in another.stderr and another.stdout == ""
     file.write_text(json.dumps({**lock, "argv": [*lock["argv"], "--seed", "1"]}))
     changed = inv("render", "--lock-file", str(file), "--image", image)
     assert changed.returncode == 2
