@@ -4,9 +4,10 @@ import json
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
+from images.errors import UsageProblem
 from images.validate import validate
 from images.yaml_source import read_yaml
-from recipes.load import Loaded, changes, leaves, load_ladder, load_recipe, recipe_ids
+from recipes.load import Loaded, changes, families, leaves, load_ladder, load_recipe, recipe_ids
 from recipes.load import as_data as recipe_data
 from recipes.lock import locked_recipe
 from recipes.machine import why_not
@@ -81,6 +82,9 @@ def subject(text: str, own: OwnSite | None = None) -> Loaded:
         return Loaded(validate(Recipe, document.data, document.marks), path, document.marks)
     if path.is_file():
         return locked_recipe(path)
+    a_path = text.count("/") > 1 or text.startswith((".", "/"))
+    if a_path or (path.is_dir() and text.split("/", maxsplit=1)[0] not in families()):
+        raise UsageProblem(f"{text} is no run's folder (it has no recipe.yaml), no lock file and no recipe's name")
     return load_recipe(text, own=own)
 
 

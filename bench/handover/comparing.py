@@ -75,8 +75,8 @@ def _print(found: dict, runs: list[Path]) -> None:
     if rate:
         statuses = "/".join(dict.fromkeys((found["mine"]["status"], found["theirs"]["status"])))
         what = f"output tok/s ({statuses}, {ESTIMATES[rate['estimate']]})"
-        said = f"{rate['mine']:,.0f} and {rate['theirs']:,.0f} {what}: {rate['gap']:+.1%}"
-        console.print(f"\nRate, mine and theirs: {said}", markup=False)
+        said = f"{rate['theirs']:,.0f} → {rate['mine']:,.0f} {what}: {rate['gap']:+.1%}"
+        console.print(f"\nRate, theirs → mine: {said}", markup=False)
         if rate["text"]:
             console.print(f"  {rate['text']}", markup=False)
         for whose, why in rate["limits"].items():

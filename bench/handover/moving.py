@@ -34,6 +34,8 @@ def push_to(file: Path, to: str, wire: Wire, move_tag: bool, max_gb: int, as_jso
         words = f"git -C {to} add bundles index.json && git -C {to} commit -m 'add {entry.recipe} {entry.version}'"
         out().print(f"\nTo hand it on: {words} && git -C {to} push", markup=False)
         return
+    if to.startswith(("/", ".", "~")):
+        raise UsageProblem(f"--to {to}: there is no such folder, and a registry's name is NAME or HOST/NAME")
     if file.is_dir():
         raise UsageProblem(f"{shown(file)} is a folder; a registry takes the tar: ./inv bundle … --out FILE.tar")
     pushed = push_bundle(file, to.removeprefix("docker://"), wire, move_tag, limits)

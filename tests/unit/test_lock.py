@@ -154,7 +154,7 @@ def test_a_lock_renders_the_same_bytes_again_or_says_what_differs(inv, tmp_path)
     assert inv("render", "--lock-file", str(file), "--target", "compose", "--image", image).stdout == first.stdout
     assert inv("render", "--lock-file", str(file)).returncode == 2, "a process recipe's lock has no image of its own"
     lock = json.loads(file.read_text())
-    images = {platform: image for platform in ("linux/amd64", "linux/arm64")}
+    images = dict.fromkeys(("linux/amd64", "linux/arm64"), image)
     file.write_text(json.dumps({**lock, "engine": {**lock["engine"], "images": images}}))
     another = inv("render", "--lock-file", str(file), "--image", "engine@sha256:" + "e" * 64)
     assert another.returncode == 2 and "fixes its image" in another.stderr and another.stdout == ""
@@ -171,7 +171,9 @@ def test_recipes_locks_and_runs_are_compared_with_each_other(inv, tmp_path):
     for first in ("micro/base", str(file)):
         found = json.loads(inv("diff", first, str(run), "--json").stdout)
         assert [None, '--speculative-config {"method":"mtp","num_speculative_tokens":1}'] in found["argv_env"]
-    assert inv("diff", "micro/base", str(tmp_path / "gone")).returncode == 2
+    for other in (str(tmp_path / "gone"), str(run.parent), "results"):
+        said = inv("diff", "micro/base", other)
+        assert said.returncode == 2 and "is no run's folder" in said.stderr and "there are:" not in said.stderr
 
 
 def test_a_lock_of_another_commit_than_is_confirmed_here_differs(inv, tmp_path):
