@@ -92,6 +92,12 @@ def _caches(loaded: Loaded, text: str, platform: str, files: dict[str, Path]) ->
     folder = Path(name) if given else own_kernels(loaded)
     if not DEVICE.fullmatch(device) or (given and not name):
         raise UsageProblem(f"--caches {text}: wanted DEVICE or DEVICE=FOLDER, such as sm_103a={HOST_CACHE}")
+    here = machine_facts()
+    if not given and not _fits(device, here):
+        raise UsageProblem(
+            f"--caches {text}: this machine's own kernels are for {', '.join(sorted(kernel_device(here)))}. Others are "
+            "carried from a folder: DEVICE=FOLDER"
+        )
     if not folder.is_dir():
         raise UsageProblem(f"--caches {text}: there is no folder {shown(folder)}")
     left_out, before = 0, len(files)
@@ -126,7 +132,11 @@ def kernel_device(facts: dict) -> set[str]:
 
 def fits_kernels(caches: CarriedCaches, facts: dict) -> bool:
     """Whether kernels are for a device of this machine; sm_103a are those of sm_103."""
-    return caches.device.rstrip("abcdef") in kernel_device(facts) or caches.device in kernel_device(facts)
+    return _fits(caches.device, facts)
+
+
+def _fits(device: str, facts: dict) -> bool:
+    return device.rstrip("abcdef") in kernel_device(facts) or device in kernel_device(facts)
 
 
 def place_caches(bundle: Path, caches: Sequence[CarriedCaches], into: Path, uid: int, facts: dict) -> int:

@@ -163,6 +163,7 @@ WRONG = [
     (bundling(with_engine=True, platform="linux/riscv64"), "--platform linux/riscv64"),
     (bundling(caches="/nowhere"), "wanted DEVICE or DEVICE=FOLDER"),
     (bundling(caches="cpu=/nowhere"), "there is no folder /nowhere"),
+    (bundling(caches="sm_103a"), "this machine's own kernels are for cpu"),
     (adopt_of("/nowhere"), "there is no such file or folder"),
     (adopt_of("https://x/y"), "wanted a tar, a folder, docker://HOST/NAME:VERSION, or git+URL"),
     (adopt_of("git+ext::sh -c id"), "wanted https://, ssh://, file:// or a path"),
