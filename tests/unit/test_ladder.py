@@ -134,7 +134,7 @@ def test_kernels_that_were_damaged_on_the_way_are_refused_and_the_caches_stay_as
     save(engine, file)
     whole = bytearray(file.read_bytes())
     middle = len(whole) // 2
-    whole[middle : middle + 2000] = bytes(2000)
+    whole[middle : middle + 1000] = bytes(byte ^ 0xFF for byte in whole[middle : middle + 1000])
     file.write_bytes(whole)
     with pytest.raises(UsageProblem, match="no caches that were saved by this tool"):
         restore(engine, file)
