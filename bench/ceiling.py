@@ -23,7 +23,7 @@ from images.console import emit_json, out, stage, table
 from images.declaration import declaration
 from images.engine import Engine, ensure_engine
 from images.errors import EngineProblem, UsageProblem
-from images.given import given_engine
+from images.given import given_engine, require_interpreter
 from recipes.load import Loaded
 from recipes.run.fetch import fetch
 from recipes.run.supervised import base_environment, supervised
@@ -46,10 +46,9 @@ def client_engine(loaded: Loaded, python: str | None, paths: Sequence[str]) -> E
     Raises UsageProblem for an engine that runs in a container only: its client there has no ceiling.
     """
     name = loaded.recipe.engine.image
+    require_interpreter(python, paths)
     if python:
         return given_engine(name, python, paths)
-    if paths:
-        raise UsageProblem("--engine-path is a folder for the interpreter of --engine-python, which isn't named")
     if declaration(name).disk_gb is None:
         raise UsageProblem(
             f"the {name} engine of {loaded.recipe.id} runs in a container, and what one client can do is measured "

@@ -21,8 +21,9 @@ def given(gpu: str | None, python: str | None, paths: list[str] | None) -> dict:
 
     Raises UsageProblem for folders of an interpreter that isn't named.
     """
-    if paths and not python:
-        raise UsageProblem("--engine-path is a folder for the interpreter of --engine-python, which isn't named")
+    from images.given import require_interpreter
+
+    require_interpreter(python, paths or ())
     return {"gpu": gpu, "engine_python": python, "engine_paths": tuple(paths or ())}
 
 

@@ -21,6 +21,12 @@ print(json.dumps({"version": versions.get("vllm"), "identity": hashlib.sha256(te
 """
 
 
+def require_interpreter(python: str | None, paths: Sequence[str]) -> None:
+    """Raise UsageProblem for folders of an interpreter that isn't named."""
+    if paths and not python:
+        raise UsageProblem("--engine-path is a folder for the interpreter of --engine-python, which isn't named")
+
+
 def given_engine(name: str, python: str, paths: Sequence[str] = ()) -> Engine:
     """The engine behind an interpreter, standing in for the image `name`: it is what its distributions are.
 

@@ -22,6 +22,7 @@ from packageurl import PackageURL
 from images.errors import UsageProblem
 from images.layers import FlatImage, read_images
 from images.packages import Package, packages_of
+from images.written import write_whole
 from images.yaml_source import shown
 
 
@@ -105,10 +106,7 @@ def _created(config: Mapping) -> datetime:
 
 def write_software_list(document: Mapping, file: Path) -> None:
     """Write the document, whole or not at all. Raises UsageProblem when the file can't be written."""
-    partial = file.with_name(file.name + ".partial")
     try:
-        partial.write_text(json.dumps(document, indent=1, sort_keys=True) + "\n")
-        partial.rename(file)
+        write_whole(file, (json.dumps(document, indent=1, sort_keys=True) + "\n").encode())
     except OSError as error:
-        partial.unlink(missing_ok=True)
         raise UsageProblem(f"{shown(file)}: can't be written: {error.strerror}") from None

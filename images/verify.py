@@ -17,6 +17,7 @@ from images.errors import ImageProblem
 from images.index import cache_root
 from images.secrets import secrets_in
 from images.verify_checks import Finding
+from images.written import write_whole
 
 SCHEMA = 2  # proofs of schema 1 passed over layers that the engine keeps compressed
 IMAGES = Path(__file__).resolve().parent
@@ -130,7 +131,5 @@ def _read(file: Path, with_gpu: bool) -> list[Finding] | None:
 
 def _keep(file: Path, findings: list[Finding], with_gpu: bool) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
-    partial = file.with_suffix(".partial")
     told = {"schema": SCHEMA, "gpu": with_gpu, "findings": [asdict(each) for each in findings]}
-    partial.write_text(json.dumps(told, indent=1))
-    partial.replace(file)
+    write_whole(file, json.dumps(told, indent=1).encode())

@@ -198,9 +198,8 @@ def _value(text: str, kind: str | None) -> object:
 
     Anything else is text: as a number the version 1.20 would be 1.2.
     """
-    if kind in {"str", "path"} or not re.fullmatch(r"[\[{].*|true|false|-?\d+|-?\d+\.\d+", text, re.DOTALL):
-        return text
-    if kind not in {"float", "raw"} and re.fullmatch(r"-?\d+\.\d+", text):
+    number = r"-?\d+(\.\d+)?" if kind == "float" else r"-?\d+"
+    if kind in {"str", "path"} or not re.fullmatch(rf"[\[{{].*|true|false|{number}", text, re.DOTALL):
         return text
     try:
         return json.loads(text)

@@ -5,7 +5,8 @@ A machine that stands still for seconds voids what was timed, and nothing that w
 
 from collections.abc import Callable
 
-from bench.ladder.exits import EXIT_CODES, incomplete
+from bench.ladder.exits import incomplete
+from bench.verdict import EXIT_CODES
 
 LOST = "whose timing counts"
 

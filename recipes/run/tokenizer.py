@@ -5,6 +5,7 @@ from pathlib import Path
 
 from images.errors import EngineProblem
 from images.index import cache_root
+from images.written import write_whole
 from recipes.render import container_name
 from recipes.run.docker import connect, run_inside
 from recipes.schema import Model
@@ -28,7 +29,5 @@ def fetch_tokenizer(spec: ServingSpec, model: Model) -> Path:
     if answer.returncode != 0:
         raise EngineProblem(f"{model.repo}: its {TOKENIZER} can't be read in the container: {answer.stderr.strip()}")
     folder.mkdir(parents=True, exist_ok=True)
-    partial = folder / f"{TOKENIZER}.partial"
-    partial.write_text(answer.stdout, encoding="utf-8")
-    partial.replace(folder / TOKENIZER)
+    write_whole(folder / TOKENIZER, answer.stdout.encode())
     return folder
