@@ -12,6 +12,7 @@ from images.errors import UsageProblem, nearest
 from images.validate import nearest_mark, validate
 from images.yaml_source import Document, KeyPath, Mark, read_yaml
 from recipes.adopted import Adopted, Site, find_adopted
+from recipes.packed import unpack_model
 from recipes.schema import Ladder, Recipe
 from recipes.site import OwnSite, at_own_site
 
@@ -107,6 +108,8 @@ def load_recipe(name: str, library: Path = LIBRARY, own: OwnSite | None = None) 
     if "@" in recipe_id:
         return load_adopted(find_adopted(recipe_id), own)
     loaded = _load(recipe_id, library, chain=())
+    if loaded.recipe.model.path:
+        unpack_model(loaded.folder, loaded.folder / loaded.recipe.model.path)
     if library != LIBRARY:
         return loaded
     recipe, site = at_own_site(loaded.recipe, own)

@@ -7,7 +7,7 @@ from bench.measurement import Several
 from bench.quality.score import weakest
 from images.errors import RunProblem
 from recipes.load import changes
-from recipes.schema import Recipe
+from recipes.schema import Claim, Recipe
 
 CHOSEN = frozenset({"runtime.port", "runtime.kind"})  # by a visit's options: no part of what is measured
 
@@ -53,9 +53,15 @@ def combine(runs: list[Evidence], answered: list[Evidence] | None = None) -> Sev
 
 
 def other_recipe(first: Recipe, second: Recipe) -> list[str]:
-    """The keys in which two recipes measure different things, `claims` among them; a port or runtime is none."""
-    claims = ["claims"] if first.claims != second.claims else []
+    """The keys in which two recipes measure different things, `claims` among them; a port, a runtime and what a claim
+    says of its source are none.
+    """
+    claims = ["claims"] if _claimed(first) != _claimed(second) else []
     return [key for key in changes(first, second) if key not in CHOSEN] + claims
+
+
+def _claimed(recipe: Recipe) -> list[Claim]:
+    return [claim.model_copy(update={"source": ""}) for claim in recipe.claims]
 
 
 def incomparable(before: Evidence, after: Evidence) -> str | None:
@@ -90,8 +96,9 @@ def _given(settings: Settings) -> tuple[list[str], dict[str, str]]:
 
 
 def _require_same(first: Evidence, other: Evidence) -> None:
+    keys = other_recipe(first.recipe, other.recipe)
     pairs = {
-        "the recipe": ([], other_recipe(first.recipe, other.recipe)),
+        f"the recipe ({', '.join(keys)})": ([], keys),
         "the engine": (first.manifest.engine.identity, other.manifest.engine.identity),
         "the machine": (first.machine.slug, other.machine.slug),
         "the model's files": (first.manifest.model.files, other.manifest.model.files),

@@ -163,6 +163,9 @@ def test_a_port_or_a_runtime_is_no_other_recipe_and_anything_measured_is():
     assert other_recipe(mine, mine.model_copy(update={"runtime": mine.runtime.model_copy(update={"port": 9000})})) == []
     assert other_recipe(mine, recipe(benchmark={"seed": 2})) == ["benchmark.seed"]
     assert other_recipe(mine, recipe(claims=[claim("output_tok_s", 780.0, 0.1)])) == ["claims"]
+    mine = recipe(claims=[claim("output_tok_s", 780.0, 0.1)])
+    other_words = [each.model_copy(update={"source": "the same, told otherwise"}) for each in mine.claims]
+    assert other_words != mine.claims and other_recipe(mine, mine.model_copy(update={"claims": other_words})) == []
 
 
 def test_what_a_rung_is_to_change_has_to_be_what_the_rung_before_it_was_given(tmp_path):
