@@ -1,8 +1,12 @@
 """The front door's tasks: each parses, calls one function, prints, and sets the exit code."""
 
 import os
+import signal
 import sys
 from pathlib import Path
+
+if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # until the door is open, Ctrl-C is no traceback
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 from invoke import Collection, Exit, task
 

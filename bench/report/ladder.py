@@ -157,7 +157,8 @@ def _print_notes(found: dict, console: Console) -> None:
 
 def notes(found: dict) -> list[str]:
     """What a reader of the tables has to know, one sentence each."""
-    lines = [line for row in found["rungs"] for line in _row_notes(row)]
+    several = len(found["visit_gpus"]) > 1
+    lines = [line for row in found["rungs"] for line in _row_notes(row, several)]
     lines += _whole_notes(found)
     for decision in found["decisions"]:
         verb = "kept" if decision["kept"] else "rejected"
@@ -165,7 +166,7 @@ def notes(found: dict) -> list[str]:
     return [*lines, *_caveats(found)]
 
 
-def _row_notes(row: dict) -> Iterator[str]:
+def _row_notes(row: dict, several: bool) -> Iterator[str]:
     name, voided = row["rung"], [boot for boot in row["boots"] if boot["voided_by"]]
     if row["applies"]:
         yield f"{name}: {row['applies']}."
@@ -173,7 +174,8 @@ def _row_notes(row: dict) -> Iterator[str]:
         yield f"✘ {name}, boot {boot['boot']}: {_first_line(boot['cause'])}"
     for boot in voided:
         lost = "nothing timed counts" if boot["sound"] else "counts for nothing"
-        yield f"✘ {name}, boot {boot['boot']}: {lost}: {'; '.join(boot['voided_by'])}"
+        visit = f" of visit {boot['visit']}" if several else ""
+        yield f"✘ {name}, boot {boot['boot']}{visit}: {lost}: {'; '.join(boot['voided_by'])}"
     if row.get("state") == "INVALID" and row.get("why") and not voided:
         yield f"✘ {name}: {row['why']}"
     if row.get("against") and row.get("step_gain") is None and row.get("step_why"):

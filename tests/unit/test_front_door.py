@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -258,6 +259,21 @@ def test_a_closed_output_is_no_traceback():
     argv = ["sh", "-c", 'exec "$0" tasks.py --list >&-', sys.executable]
     answer = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
     assert (answer.returncode, answer.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("after_s", [0.05, 0.1, 0.15, 0.2, 0.3])
+def test_ctrl_c_while_it_starts_is_no_traceback(after_s):
+    argv = [
+        sys.executable,
+        "-c",
+        "print(flush=True); import sys; sys.argv = ['tasks.py', 'list']; import runpy; runpy.run_path('tasks.py', run_name='__main__')",
+    ]
+    with subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as door:
+        door.stdout.readline()  # Python itself has started
+        time.sleep(after_s)
+        door.send_signal(signal.SIGINT)
+        told = door.communicate(timeout=30)[1]
+    assert "Traceback" not in told and door.returncode in {0, 1, -signal.SIGINT}
 
 
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
