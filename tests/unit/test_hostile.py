@@ -251,7 +251,7 @@ def test_a_run_that_cannot_be_closed_says_so_and_is_invalid(tmp_path: Path, monk
     monkeypatch.setattr("bench.measure._boots", full)
     monkeypatch.setattr("bench.measure.seal", full)
     run = measure(plan(), tmp_path)
-    assert "could not be closed: No space left on device" in capsys.readouterr().err
+    assert "could not be closed: No space left on device" in " ".join(capsys.readouterr().err.split())
     assert write_verdict(run)["state"] == "INVALID"
 
 

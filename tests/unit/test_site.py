@@ -168,7 +168,7 @@ def test_a_ladder_is_judged_from_its_folder_alone_whatever_this_machine_s_site_s
     spoil(state / "door" / "site.yaml")
     after = inv("verdict", str(folder), "--json", **env)
     assert (after.returncode, after.stdout, after.stderr) == (before.returncode, before.stdout, before.stderr)
-    assert before.returncode == 7 and json.loads(before.stdout)["left"]
+    assert before.returncode == 7 and json.loads(before.stdout)["family"] == "micro-cuda"
 
 
 @pytest.mark.parametrize("spoil", BROKEN.values(), ids=BROKEN)
