@@ -56,6 +56,14 @@ def pytest_configure(config: pytest.Config) -> None:
     """Tests send their tasks a hangup: what they start must not inherit from a `nohup` around pytest to ignore it."""
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     config.pluginmanager.register(stood_still)
+    required = {name for name in config.getoption("--require").split(",") if name}
+    unknown = required - LACKS.keys() - {"unit"}
+    if unknown:
+        raise pytest.UsageError(f"--require {', '.join(sorted(unknown))}: wanted some of {', '.join(LACKS)}")
+    for name in sorted(required & LACKS.keys()):
+        reason = LACKS[name]()
+        if reason:
+            raise pytest.UsageError(f"--require {name}: {reason}")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -63,19 +71,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--require", default="", help="markers that must not be skipped, separated by commas")
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark each test by its folder, and skip what the host lacks unless it is required."""
-    required = {name for name in config.getoption("--require").split(",") if name}
-    unknown = required - LACKS.keys() - {"unit"}
-    if unknown:
-        raise pytest.UsageError(f"--require {', '.join(sorted(unknown))}: wanted some of {', '.join(LACKS)}")
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark each test by its folder, and skip what the host lacks."""
     reasons = {name: lacks() for name, lacks in LACKS.items()}
-    for name in sorted(required & reasons.keys()):
-        if reasons[name]:
-            raise pytest.UsageError(f"--require {name}: {reasons[name]}")
     for item in items:
         kind = item.path.relative_to(ROOT / "tests").parts[0]
         item.add_marker(kind)
+        item.add_marker(pytest.mark.xdist_group(kind))
         if kind in {"docker", "host"}:  # the first one builds the image, or the machine, with nothing cached
             item.add_marker(pytest.mark.timeout(2400))
         if reasons.get(kind):

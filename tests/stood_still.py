@@ -30,6 +30,7 @@ class Heartbeat(threading.Thread):
 
 
 HEART = Heartbeat()
+PAUSE = "machine stood still, s"
 AGAIN: list[str] = []
 
 
@@ -51,10 +52,14 @@ def pytest_runtest_logstart() -> None:
     HEART.longest_s = 0.0
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Note which test runs again, and why."""
+    """Note which test runs again, and why. Where tests run side by side, only the worker's heart has beaten."""
     if report.outcome == "rerun":
-        AGAIN.append(f"run again: {report.nodeid} (the machine stood still for {HEART.longest_s:.2f} s)")
+        if PAUSE not in dict(report.user_properties):
+            report.user_properties = [*report.user_properties, (PAUSE, HEART.longest_s)]
+        paused_s = dict(report.user_properties)[PAUSE]
+        AGAIN.append(f"run again: {report.nodeid} (the machine stood still for {paused_s:.2f} s)")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
