@@ -5,7 +5,8 @@ import signal
 import sys
 from pathlib import Path
 
-if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # until the door is open, Ctrl-C is no traceback
+# Until the door is open, Ctrl-C ends us without a traceback: nothing has been begun.
+if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 from invoke import Collection, Exit, task

@@ -108,10 +108,11 @@ def load_recipe(name: str, library: Path = LIBRARY, own: OwnSite | None = None) 
     if "@" in recipe_id:
         return load_adopted(find_adopted(recipe_id), own)
     loaded = _load(recipe_id, library, chain=())
-    if loaded.recipe.model.path:
-        unpack_model(loaded.folder, loaded.folder / loaded.recipe.model.path)
     if library != LIBRARY:
         return loaded
+    model = loaded.recipe.model
+    if model.path:
+        unpack_model(loaded.folder, loaded.folder / model.path, model.files)
     recipe, site = at_own_site(loaded.recipe, own)
     return replace(loaded, recipe=recipe, site=site)
 

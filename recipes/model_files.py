@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 
 from images.errors import Problem
-from recipes.load import Loaded
-from recipes.packed import why_missing
+from recipes.load import LIBRARY, Loaded
+from recipes.packed import unpack_model
 
 
 def sha256(file: Path) -> str:
@@ -21,7 +21,7 @@ def observed_files(loaded: Loaded, weights: Path | None = None) -> dict[str, str
 
     Files the recipe doesn't name count too: an added tokenizer file changes what the engine reads. Of a repository's
     model, whose folder is `weights`, those that the recipe names: its commit says the rest.
-    Raises Problem if the folder itself is missing, or a packed file of it can't be unpacked.
+    Raises Problem if the folder itself is missing, or a file that the library keeps packed isn't what it should be.
     """
     model = loaded.recipe.model
     folder = loaded.folder / model.path if model.path else weights
@@ -29,9 +29,9 @@ def observed_files(loaded: Loaded, weights: Path | None = None) -> dict[str, str
         return dict.fromkeys(model.files)
     if not folder.is_dir():
         raise Problem(f"{loaded.mark('model', 'path')}: the model folder {folder} isn't there")
-    missing = why_missing(loaded.folder, folder) if model.path else None
-    if missing:
-        raise Problem(f"the model's file {missing}")
+    faults = unpack_model(loaded.folder, folder, model.files) if loaded.folder.parent == LIBRARY else []
+    if faults:
+        raise Problem(f"the model's file {faults[0]}")
     try:
         files = sorted(file for file in folder.iterdir() if file.is_file() and (model.path or file.name in model.files))
         present = {file.name: sha256(file) for file in files}

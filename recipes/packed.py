@@ -1,53 +1,50 @@
-"""Room recipes: model files that a family keeps packed, since they say little for their size.
+"""Room recipes: model files that a family of the library keeps packed, since they say little for their size.
 
-`<family>/packed/NAME.gz` is `<family>/<model.path>/NAME`, unpacked beside the others when the recipe is first loaded.
-The recipe's digest is of the unpacked file, so that nothing else knows of this.
+`<family>/packed/NAME.gz` is `<family>/<model.path>/NAME`, unpacked beside the others when a recipe of the family is
+first loaded, and only if it is what the recipe names. Bundles carry the file itself: theirs are never unpacked.
 """
 
-import contextlib
 import gzip
+import hashlib
 import zlib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from images.written import write_whole
 
 FOLDER = "packed"
 SUFFIX = ".gz"
-UNREADABLE = (OSError, EOFError, zlib.error)
 
 
-def packed_files(family: Path) -> list[Path]:
-    """What a family keeps packed."""
-    return sorted((family / FOLDER).glob(f"*{SUFFIX}"))
+def unpack_model(family: Path, model: Path, files: Mapping[str, str]) -> list[str]:
+    """Put the packed files that are missing into the folder `model`; `files`: the sha256 by name that they must have.
 
-
-def unpack_model(family: Path, model: Path) -> None:
-    """Put the packed files that are missing into the folder `model`.
-
-    Where that can't be done, on a read-only disk for example, they stay missing: `why_missing` says so when the
-    model's files are looked at, and what needs no model goes on.
+    Returns what is wrong afterwards, one sentence a file, with the remedy. What needs no model can go on all the same.
     """
-    for packed in packed_files(family):
-        target = model / packed.stem
-        if not target.exists():
-            with contextlib.suppress(*UNREADABLE):
-                _unpack(packed, target)
+    return [fault for packed in _packed(family) if (fault := _fault(packed, model / packed.stem, files))]
 
 
-def why_missing(family: Path, model: Path) -> str | None:
-    """Why a packed file isn't in the folder `model`; None where all are. Tries once more."""
-    for packed in packed_files(family):
-        target = model / packed.stem
+def _packed(family: Path) -> Iterator[Path]:
+    yield from sorted((family / FOLDER).glob(f"*{SUFFIX}"))
+
+
+def _fault(packed: Path, target: Path, files: Mapping[str, str]) -> str | None:
+    wanted = files.get(target.name)
+    try:
         if target.exists():
-            continue
-        try:
-            _unpack(packed, target)
-        except UNREADABLE as error:
-            reason = getattr(error, "strerror", None) or error
-            told = f"{target} can't be unpacked from {packed}: {reason}"
-            return f"{told}. git restores the packed file; the folder has to be writable"
+            if target.is_file() and _sha256(target.read_bytes()) == wanted:
+                return None
+            return f"{target} is not the recipe's: delete it, and it is unpacked from {packed} again"
+        data = gzip.decompress(packed.read_bytes())
+        if _sha256(data) != wanted:
+            return f"{packed} has not what the recipe names: git restores it"
+        write_whole(target, data, workshop=packed.parent)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        return f"{packed} can't be unpacked ({error}): git restores it"
+    except OSError as error:
+        return f"{target} can't be unpacked from {packed}: {error.strerror}. That folder has to be writable once"
     return None
 
 
-def _unpack(packed: Path, target: Path) -> None:
-    write_whole(target, gzip.decompress(packed.read_bytes()))
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
