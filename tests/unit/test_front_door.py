@@ -276,6 +276,12 @@ def test_ctrl_c_while_it_starts_is_no_traceback(after_s):
     assert "Traceback" not in told and door.returncode in {0, 1, -signal.SIGINT}
 
 
+def test_who_imports_the_tasks_keeps_ctrl_c_as_it_was():
+    code = "import signal, tasks; print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)"
+    answer = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert answer.stdout == "True\n"
+
+
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
 def test_what_nohup_started_outlives_its_terminal_and_still_ends_in_order_when_asked(ending):
     with front_door(ignoring="HUP INT") as door:
