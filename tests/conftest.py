@@ -71,6 +71,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--require", default="", help="markers that must not be skipped, separated by commas")
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist looks for groups in this hook too
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark each test by its folder, and skip what the host lacks."""
     reasons = {name: lacks() for name, lacks in LACKS.items()}
