@@ -71,8 +71,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--require", default="", help="markers that must not be skipped, separated by commas")
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist looks for groups in this hook too
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True)  # before xdist looks for the groups, which it does first in this hook
+def pytest_collection_modifyitems(items: list[pytest.Item]):
     """Mark each test by its folder, and skip what the host lacks."""
     reasons = {name: lacks() for name, lacks in LACKS.items()}
     for item in items:
@@ -84,6 +84,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if reasons.get(kind):
             item.add_marker(pytest.mark.skip(reason=f"{kind}: {reasons[kind]}"))
     items.sort(key=lambda item: ["unit", *LACKS].index(item.path.relative_to(ROOT / "tests").parts[0]))
+    return (yield)
 
 
 @pytest.hookimpl(wrapper=True)
