@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from xdist.scheduler import LoadScopeScheduling
 
 from tests import stood_still
 
@@ -71,20 +72,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--require", default="", help="markers that must not be skipped, separated by commas")
 
 
-@pytest.hookimpl(wrapper=True)  # before xdist looks for the groups, which it does first in this hook
-def pytest_collection_modifyitems(items: list[pytest.Item]):
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark each test by its folder, and skip what the host lacks."""
     reasons = {name: lacks() for name, lacks in LACKS.items()}
     for item in items:
         kind = item.path.relative_to(ROOT / "tests").parts[0]
         item.add_marker(kind)
-        item.add_marker(pytest.mark.xdist_group(kind))
         if kind in {"docker", "host"}:  # the first one builds the image, or the machine, with nothing cached
             item.add_marker(pytest.mark.timeout(2400))
         if reasons.get(kind):
             item.add_marker(pytest.mark.skip(reason=f"{kind}: {reasons[kind]}"))
     items.sort(key=lambda item: ["unit", *LACKS].index(item.path.relative_to(ROOT / "tests").parts[0]))
-    return (yield)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -95,6 +93,18 @@ def pytest_runtest_makereport(item: pytest.Item):
     if report.skipped and kind in item.config.getoption("--require").split(","):
         report.outcome, report.longrepr = "failed", f"skipped, although {kind} is required: {report.longrepr}"
     return report
+
+
+class AKindAWorker(LoadScopeScheduling):
+    """Tests side by side, those of a kind in one process: they share an image, or a machine."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return nodeid.split("/")[1]
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log) -> AKindAWorker | None:
+    """Take a kind for xdist's scope."""
+    return AKindAWorker(config, log) if config.getoption("dist") == "loadscope" else None
 
 
 def pytest_deselected(items: list[pytest.Item]) -> None:

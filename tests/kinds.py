@@ -38,7 +38,7 @@ def _spread(kinds: list[str], names: str) -> list[str]:
         return []
     if kinds == ["unit"]:
         return ["-n", str(WORKERS), "--dist", "loadfile"]
-    return ["-n", str(len(kinds)), "--dist", "loadgroup"] if len(kinds) > 1 and "engine" not in kinds else []
+    return ["-n", str(len(kinds)), "--dist", "loadscope"] if len(kinds) > 1 and "engine" not in kinds else []
 
 
 def _summary(ended: dict[str, int], left_out: list[str]) -> None:
