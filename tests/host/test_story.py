@@ -9,7 +9,6 @@ import json
 import os
 import subprocess
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -198,14 +197,13 @@ def test_a_changed_recipe_waits_for_the_requests_in_flight_and_cuts_off_none(sto
     load = ["nsenter", f"--target={machine.pid}", "--all", "--wd=/", "python3", "-c", LOAD]
     # A module of Ansible's lies in /tmp for as long as it runs.
     waits_3_s = ["find", "/tmp", "-maxdepth", "1", "-name", "ansible_engine_service_payload_*", "-mmin", "+0.05"]
-    waited = threading.Event()
+    waited, over = threading.Event(), threading.Event()
 
     def let_go_when_it_has_waited() -> None:
-        for _ in range(600):
+        while not over.wait(0.2):
             if machine.run(*waits_3_s).stdout and story.active(BASE):
                 waited.set()
                 break
-            time.sleep(0.2)
         machine.write("/run/enough", "")
 
     with subprocess.Popen(load, stdout=subprocess.PIPE, text=True) as streams:
@@ -214,6 +212,7 @@ def test_a_changed_recipe_waits_for_the_requests_in_flight_and_cuts_off_none(sto
             threading.Thread(target=let_go_when_it_has_waited, daemon=True).start()
             said = serve(machine, "micro/mtp1", story.image, serving_drain_s=300)
         finally:
+            over.set()
             machine.write("/run/enough", "")
         answers = json.loads(streams.communicate(timeout=300)[0])
     assert refused.code == 1
